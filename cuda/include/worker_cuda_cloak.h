@@ -12,9 +12,9 @@
  *   WCUDA_CLOAK_HANDLES  WCUDA_CLOAK_PACK, _ABI or _GUIDE: the numbers of handles. Default: _ABI
  *   WCUDA_CLOAK_MAIN     defines main(), which runs the guest on stdin, stdout and stderr
  *
- * A guest is part of the program and trusted like it: nothing confines its own code. The callbacks, whatever
- * they are given, touch no byte of the guest's memory outside the windows that they are given, and none past
- * mem_cap. Calls for one wcuda_cloak must not overlap.
+ * A guest is part of the program, and nothing confines its code: run only guests that you trust. The callbacks
+ * check their arguments. They access only the range of the guest's memory that a call names, and return an error
+ * if it extends past mem_cap. Calls for one wcuda_cloak must not overlap.
  */
 #ifndef WORKER_CUDA_CLOAK_H
 #define WORKER_CUDA_CLOAK_H
@@ -68,17 +68,17 @@ struct zprog_sys {
   void (*free_fn)(void* ctx, uint8_t* mem, size_t mem_cap, int32_t ptr);
 };
 
-/* Defined by the guest. 0, or a trap code. */
+/* The guest defines this function. It returns 0 or a trap code. */
 int lembeh_handle(int32_t req_handle, int32_t res_handle, lembeh_in in, lembeh_out out, lembeh_end end,
                   lembeh_log log, lembeh_ctl ctl, void* host_ctx, const struct zprog_sys* sys);
-/* Defined by the guest: where its heap begins. */
+/* The guest defines this function. It returns the offset in the memory at which the heap begins. */
 uint32_t zprog_heap_base_value(void);
 
 typedef int (*lembeh_entry)(int32_t req_handle, int32_t res_handle, lembeh_in in, lembeh_out out,
                             lembeh_end end, lembeh_log log, lembeh_ctl ctl, void* host_ctx,
                             const struct zprog_sys* sys);
 
-/* Calls `ctl` in the shape that it has, by the handle of WCUDA_CLOAK_HANDLES. */
+/* Calls `ctl` with the arguments of its shape and the handle number that WCUDA_CLOAK_HANDLES selects. */
 static inline int32_t wcuda_cloak_call(lembeh_ctl ctl, void* ctx, uint8_t* mem, size_t mem_cap, int32_t req_ptr,
                                        int32_t req_len, int32_t resp_ptr, int32_t resp_cap,
                                        int32_t timeout_ms) {
@@ -100,7 +100,7 @@ static inline int32_t wcuda_cloak_call(lembeh_ctl ctl, void* ctx, uint8_t* mem, 
  * The host
  */
 
-/* Chunk schedules: how many bytes successive reads of the input give. */
+/* Chunk schedules: how many bytes successive reads of the input return. */
 #define WCUDA_CLOAK_ALL_AT_ONCE 0
 #define WCUDA_CLOAK_ONE_BYTE 1
 #define WCUDA_CLOAK_POWERS_OF_TWO 2
@@ -124,7 +124,7 @@ typedef struct wcuda_cloak {
 #define WCUDA_CLOAK_INIT \
   {stdin, stdout, stderr, {0}, WCUDA_CLOAK_HANDLES, WCUDA_CLOAK_ALL_AT_ONCE, 0, 0, 0, 0, 0}
 
-/* The words of a trap code. */
+/* Returns the name of a trap code. */
 static inline const char* wcuda_cloak_trap_words(int code) {
   static const char* const words[] = {"none",
                                       "out of bounds",
@@ -144,12 +144,12 @@ static inline int wcuda_cloak_is_inside(const uint8_t* mem, size_t mem_cap, int3
   return mem && ptr >= 0 && bytes >= 0 && (uint64_t)ptr + (uint64_t)bytes <= mem_cap;
 }
 
-/* Handles behind that of the log are the session's. */
+/* Handles with numbers above that of the log belong to the session. */
 static inline int wcuda_cloak_is_of_session(const wcuda_cloak* cloak, int32_t handle) {
   return handle > wcuda_cloak_in_handle(cloak) + 2;
 }
 
-/* How many bytes the next read gives, at most `cap` of them. */
+/* Returns the number of bytes of the next read, at most `cap`. */
 static inline size_t wcuda_cloak_next_chunk(wcuda_cloak* cloak, size_t cap) {
   size_t bytes = cap;
   uint64_t z;
@@ -196,7 +196,7 @@ static inline int32_t wcuda_cloak_in(void* ctx, int32_t handle, uint8_t* mem, si
   return count == 0 && ferror(cloak->in) ? -1 : (int32_t)count;
 }
 
-/* The file of a handle that can be written to; NULL if it has none, or none any more. */
+/* Returns the file that a handle writes to, or NULL if the handle has no such file or has been ended. */
 static inline FILE* wcuda_cloak_file(const wcuda_cloak* cloak, int32_t handle) {
   const int32_t out = wcuda_cloak_in_handle(cloak) + 1;
   if (handle != out && handle != out + 1) return NULL;
@@ -252,7 +252,7 @@ static inline void wcuda_cloak_free(void* ctx, uint8_t* mem, size_t mem_cap, int
   (void)ctx, (void)mem, (void)mem_cap, (void)ptr;
 }
 
-/* ctl in its three shapes. */
+/* The three shapes of ctl. */
 
 static inline int32_t wcuda_cloak_ctl2(void* ctx, int32_t ctl_handle, uint8_t* mem, size_t mem_cap,
                                        int32_t req_ptr, int32_t req_len, int32_t resp_ptr,
@@ -269,7 +269,7 @@ static inline int32_t wcuda_cloak_ctl3(void* ctx, uint8_t* mem, size_t mem_cap, 
                          resp_cap, 0);
 }
 
-/* Shape 1 has no ctx: it serves the cloak that wcuda_cloak_run() runs on this thread. */
+/* Shape 1 has no ctx argument. It uses the cloak of the call of wcuda_cloak_run() on this thread. */
 static inline wcuda_cloak** wcuda_cloak_running(void) {
 #ifdef __cplusplus
   static thread_local wcuda_cloak* running;
@@ -288,7 +288,7 @@ static inline int32_t wcuda_cloak_ctl1(int32_t ctl_handle, uint8_t* mem, size_t 
                           timeout_ms);
 }
 
-/* Runs a guest. Returns what it returns: 0, or a trap code. */
+/* Runs a guest and returns its result: 0 or a trap code. */
 static inline int wcuda_cloak_run(wcuda_cloak* cloak, lembeh_entry entry) {
   const int32_t in = wcuda_cloak_in_handle(cloak);
   wcuda_cloak* const before = *wcuda_cloak_running();
@@ -334,8 +334,9 @@ static inline int wcuda_cloak_read_chunks(wcuda_cloak* cloak, const char* text) 
   return 0;
 }
 
-/* A session over all built-in kernels for f32: "noop", "tensor_add", then the others by name. Without a device
- * it answers runs with the reason. The caller destroys both. */
+/* Creates a session with all built-in kernels for f32: "noop", "tensor_add", then the others in the order of their
+ * names. Without a device the session runs nothing, and its responses state the reason. The caller destroys the
+ * context and the session. */
 static inline wcuda_status wcuda_cloak_open(int32_t backend, wcuda_context* context,
                                             wcuda_zctl_session* session, wcuda_error* error) {
   wcuda_catalogue_entry entry = WCUDA_CATALOGUE_ENTRY_INIT;
@@ -347,7 +348,7 @@ static inline wcuda_status wcuda_cloak_open(int32_t backend, wcuda_context* cont
   context_options.backend = backend;
   status = wcuda_context_create(&context_options, context, error);
   if (status == WCUDA_NO_DEVICE || status == WCUDA_NOT_AVAILABLE) {
-    /* Without CUDA in the build the library has a message of its own. */
+    /* In a build without CUDA, the session uses the library's own message. */
     if (wcuda_build_info_get(&build, NULL) == WCUDA_OK && build.has_cuda) {
       options.reason.data = error->message;
       options.reason.bytes = strlen(error->message);
@@ -373,8 +374,8 @@ static inline wcuda_status wcuda_cloak_open(int32_t backend, wcuda_context* cont
   return status;
 }
 
-/* main() of a guest: [--backend auto|host|cuda|none] [--chunks NAME[:SEED]]. Returns 0; 1 after a trap, with its
- * words on stderr, or another failure; 2 for other arguments. */
+/* The main() of a guest. Its arguments are [--backend auto|host|cuda|none] [--chunks NAME[:SEED]]. Returns 0; 1
+ * after a failure, or after a trap, whose name it writes to stderr; 2 for unknown arguments. */
 static inline int wcuda_cloak_main(int argc, char** argv, lembeh_entry entry, uint32_t heap_base) {
   wcuda_cloak cloak = WCUDA_CLOAK_INIT;
   wcuda_context context = {0};

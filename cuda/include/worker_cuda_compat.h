@@ -6,13 +6,14 @@
  * libworker_cuda_compat.a, which defines each of them, before libworker_cuda.a. The names clash with those
  * of the CUDA driver: do not include cuda.h in the same file.
  *
- * Backend. All functions use CUDA devices. The CPU computes only on request: a program compiled with
- * WCUDA_COMPAT_HOST defined, or one that calls wcuda_compat_use_host(1) first.
- * Error codes are the CUDA_... and VRAM_... numbers below. `error_code` may be NULL; every call writes it,
- * CUDA_SUCCESS included.
+ * Backend. All functions use CUDA devices. They use the CPU only if the program defines WCUDA_COMPAT_HOST or
+ * first calls wcuda_compat_use_host(1).
+ * Error codes are the CUDA_... and VRAM_... numbers below. Every call writes `error_code` unless it is NULL, also
+ * after success (CUDA_SUCCESS).
  * Text. The library works on tokens. The program installs functions that convert text to tokens and back
  * (in the Rust crate: worker_cuda::compat::install_text); without them inference does not start.
- * Threads. Calls on one context, or on an object created from it, must not overlap; vram_* on any thread.
+ * Threads. Calls on one context, or on an object created from it, must not overlap. Any thread may call vram_*
+ * at any time.
  */
 #ifndef WORKER_CUDA_COMPAT_H
 #define WORKER_CUDA_COMPAT_H
@@ -31,13 +32,13 @@
 extern "C" {
 #endif
 
-/* Chooses the backend of this process's calls: WCUDA_BACKEND_CUDA (initially), _HOST, or AUTO for CUDA with
- * the CPU where there is no device. vram_* take AUTO as CUDA. [any thread] */
+/* Chooses the backend for the calls of this process: WCUDA_BACKEND_CUDA, which is the default, _HOST, or _AUTO.
+ * _AUTO uses the CPU if there is no CUDA device. For vram_*, _AUTO means _CUDA. [any thread] */
 WCUDA_API void wcuda_compat_set_backend(int32_t backend);
-/* Returns the backend chosen. [any thread] */
+/* Returns the chosen backend. [any thread] */
 WCUDA_API int32_t wcuda_compat_backend_get(void);
 
-/* The backend that calls use: an expression; define it before this header to choose another. */
+/* An expression for the backend that calls use. Define it before this header to use another one. */
 #ifndef WCUDA_COMPAT_BACKEND
 #ifdef WCUDA_COMPAT_HOST
 #define WCUDA_COMPAT_BACKEND WCUDA_BACKEND_HOST
@@ -46,7 +47,7 @@ WCUDA_API int32_t wcuda_compat_backend_get(void);
 #endif
 #endif
 
-/* How the functions are defined here: libworker_cuda_compat.a compiles them with external linkage. */
+/* The linkage of the functions below. libworker_cuda_compat.a compiles them with external linkage. */
 #ifndef WCUDA_COMPAT_FUNCTION
 #define WCUDA_COMPAT_FUNCTION static inline
 #endif
@@ -67,13 +68,13 @@ WCUDA_COMPAT_FUNCTION void wcuda_compat_use_host(int enabled) {
 #define CUDA_ERROR_INVALID_PARAMETER 8
 #define CUDA_ERROR_UNKNOWN 99
 
-/* Writes the tokens of `text` (UTF-8, NUL-terminated) for the model of this file, at most
- * `capacity`; returns how many, negative on failure. */
+/* Converts `text` (UTF-8, NUL-terminated) to tokens of the model in file model_path, and writes at most
+ * `capacity` of them. Returns their number, or a negative number on failure. */
 typedef int32_t (*wcuda_compat_encode)(void* user, const char* model_path, const char* text,
                                        int32_t* tokens, uint32_t capacity);
 /* Writes the bytes that a token adds to a text, at most `capacity`, and returns their number. It may be 0,
- * and the last character may be incomplete. Returns WCUDA_COMPAT_END for a token that ends the text, another
- * negative number on failure. */
+ * and the last character may be incomplete. Returns WCUDA_COMPAT_END for a token that ends the text, and
+ * another negative number on failure. */
 typedef int32_t (*wcuda_compat_decode)(void* user, const char* model_path, int32_t token,
                                        char* bytes, uint32_t capacity);
 #define WCUDA_COMPAT_END (-1)
@@ -85,11 +86,11 @@ typedef struct wcuda_compat_text {
   void* user;
 } wcuda_compat_text;
 
-/* Installs the text functions of this process; NULL removes them. `user` is passed to both; all three must
- * stay valid while they are installed or in use. [any thread] */
+/* Installs the text functions of this process; NULL removes them. Both functions receive `user`. The functions
+ * and `user` must stay valid while they are installed or in use. [any thread] */
 WCUDA_API void wcuda_compat_set_text(wcuda_compat_encode encode, wcuda_compat_decode decode,
                                      void* user);
-/* Returns the functions installed last. [any thread] */
+/* Returns the installed functions. [any thread] */
 WCUDA_API wcuda_compat_text wcuda_compat_text_get(void);
 
 #define WCUDA_COMPAT_PENDING_BYTES 1024
@@ -154,13 +155,13 @@ static inline void wcuda_compat_report(int* error_code, int code) {
   if (error_code != NULL) *error_code = code;
 }
 
-/* Translates a status; `otherwise` if it has no number of its own. */
+/* Returns the error code of a status, or `otherwise` if the older interface has no code for it. */
 static inline int wcuda_compat_code(wcuda_status status, int otherwise) {
   const int code = wcuda_status_number(status, WCUDA_NUMBERS_WORKER);
   return code == CUDA_ERROR_UNKNOWN ? otherwise : code;
 }
 
-/* Counts the devices of a backend; AUTO has the CPU where CUDA has none. */
+/* Counts the devices of a backend. AUTO counts the CPU if there is no CUDA device. */
 static inline wcuda_status wcuda_compat_devices(int32_t backend, int32_t* count) {
   wcuda_status status = wcuda_device_count(
       backend == WCUDA_BACKEND_AUTO ? WCUDA_BACKEND_CUDA : backend, count, NULL);
@@ -202,8 +203,8 @@ static inline wcuda_status wcuda_compat_step(InferenceResult* result, const int3
   return WCUDA_OK;
 }
 
-/* Returns the length of the UTF-8 character at `text`, 0 if it is incomplete, or minus the number of bytes
- * that are no character. */
+/* Returns the length of the UTF-8 character at `text`, or 0 if the character is incomplete. For bytes that are not
+ * valid UTF-8, returns their number as a negative value. */
 static inline int wcuda_compat_character(const char* text, uint32_t count) {
   const unsigned char first = (unsigned char)text[0];
   const uint32_t length = first < 0x80                    ? 1
@@ -225,8 +226,8 @@ static inline int wcuda_compat_character(const char* text, uint32_t count) {
   return (int)length;
 }
 
-/* Moves the complete pending characters to `text`, with a final NUL; bytes that are no character become
- * U+FFFD. Returns the number of bytes, or -1 if `capacity` is too small; then nothing is moved. */
+/* Moves the complete pending characters to `text`, with a final NUL. Bytes that are not valid UTF-8 become U+FFFD.
+ * Returns the number of bytes. If `capacity` is too small, returns -1 and moves nothing. */
 static inline int wcuda_compat_take(InferenceResult* result, char* text, int capacity) {
   uint32_t from = 0;
   int to = 0;
@@ -296,7 +297,7 @@ WCUDA_COMPAT_FUNCTION uint64_t cuda_get_process_vram_usage(CudaContext* ctx) {
   return health.ledger_bytes;
 }
 
-/* Returns true when nothing is wrong with the device. */
+/* Returns true if the device has no known fault. */
 WCUDA_COMPAT_FUNCTION bool cuda_check_device_health(CudaContext* ctx, int* error_code) {
   wcuda_health health = WCUDA_HEALTH_INIT;
   int code = CUDA_ERROR_INVALID_PARAMETER;
@@ -367,7 +368,7 @@ WCUDA_COMPAT_FUNCTION CudaModel* cuda_load_model(CudaContext* ctx, const char* m
 WCUDA_COMPAT_FUNCTION uint64_t cuda_model_get_vram_usage(CudaModel* model) {
   return model != NULL ? model->weights_bytes : 0;
 }
-/* Another name of cuda_model_get_vram_usage. */
+/* Does the same as cuda_model_get_vram_usage. */
 WCUDA_COMPAT_FUNCTION uint64_t cuda_get_vram_usage(CudaModel* model) {
   return cuda_model_get_vram_usage(model);
 }
@@ -519,10 +520,10 @@ WCUDA_COMPAT_FUNCTION bool cuda_inference_next_token(InferenceResult* result, ch
 
 /* ---- device memory ----
  *
- * Every function returns one of the VRAM_... codes. They use the backend of the cuda_* functions; the CPU
- * stands in for the older library's mock. Differences from that library: only the device limits the size of
- * an allocation and the number of devices, freeing a block twice is an error as documented, and each thread
- * has its own current device. Any thread may call any of them.
+ * Every function returns one of the VRAM_... codes. They use the same backend as the cuda_* functions; the CPU
+ * replaces the mock of the older library. The differences from that library are: only the device limits
+ * the size of an allocation and the number of devices; freeing a block twice is an error, as it documented; and
+ * each thread has its own current device. Any thread may call any of them.
  */
 #define VRAM_SUCCESS 0
 #define VRAM_ERROR_ALLOCATION_FAILED 1
@@ -533,7 +534,7 @@ WCUDA_COMPAT_FUNCTION bool cuda_inference_next_token(InferenceResult* result, ch
 #define WCUDA_COMPAT_VRAM_BACKEND \
   (WCUDA_COMPAT_BACKEND == WCUDA_BACKEND_HOST ? WCUDA_BACKEND_HOST : WCUDA_BACKEND_CUDA)
 
-/* Translates a status; `otherwise` if the driver failed or the device is lost. */
+/* Returns the VRAM_... code of a status, or `otherwise` if the driver failed or the device is lost. */
 static inline int wcuda_compat_vram_code(wcuda_status status, int otherwise) {
   if (status == WCUDA_DEVICE_ERROR || status == WCUDA_DEVICE_LOST) return otherwise;
   return wcuda_status_number(status, WCUDA_NUMBERS_VRAM);
@@ -548,7 +549,7 @@ WCUDA_COMPAT_FUNCTION int vram_malloc(void** ptr, size_t bytes) {
                                 VRAM_ERROR_DRIVER);
 }
 
-/* Frees a block; NULL is legal. Freeing a block twice is VRAM_ERROR_INVALID_VALUE. */
+/* Frees a block; `ptr` may be NULL. Freeing a block twice returns VRAM_ERROR_INVALID_VALUE. */
 WCUDA_COMPAT_FUNCTION int vram_free(void* ptr) {
   return wcuda_compat_vram_code(wcuda_raw_free(ptr, NULL), VRAM_ERROR_DRIVER);
 }
@@ -583,7 +584,7 @@ WCUDA_COMPAT_FUNCTION int vram_set_device(int device) {
                                 VRAM_ERROR_DRIVER);
 }
 
-/* Counts the devices. Without any, *count is 0 and the result VRAM_ERROR_DRIVER. */
+/* Counts the devices. If there are none, sets *count to 0 and returns VRAM_ERROR_DRIVER. */
 WCUDA_COMPAT_FUNCTION int vram_get_device_count(int* count) {
   int32_t devices = 0;
   wcuda_status status;

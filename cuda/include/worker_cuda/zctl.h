@@ -34,19 +34,20 @@ extern "C" {
  * Frames and memory are not trusted. Whatever a frame contains, a session accesses no byte outside the memory,
  * reads no byte twice, and writes either a complete response or nothing.
  *
- * A session also answers frames of the protocol ZCL1, which begin with other bytes. These frames open handles
- * of two kinds: buffers on the device, and submissions, which are runs that the guest does not wait for. The
+ * A session also answers frames of a second protocol, ZCL1. The first bytes of a frame tell the two protocols
+ * apart. With ZCL1 a guest can open handles of two kinds: buffers on the device, and submissions. A submission is
+ * a run that the guest does not wait for. The
  * guest reads and writes handles through callbacks, which the program implements with wcuda_zctl_handle_read,
  * _write and _end.
  */
 
-/* Flags of a session. Permits kernels with WCUDA_KERNEL_NON_DETERMINISTIC. */
+/* Flags of a session. */
+/* Permits kernels with WCUDA_KERNEL_NON_DETERMINISTIC. Without this flag they are refused. */
 #define WCUDA_ZCTL_NON_DETERMINISTIC (1u << 0)
 /* Permits only the kernels in `allowed`. Without this flag all kernels may run. */
 #define WCUDA_ZCTL_ALLOW_LIST (1u << 1)
-
 /* Permits a guest to load and run device code of its own (MODULE_LOAD of ZCL1). Set it only for guests that you
- * trust, because nothing checks what such code does. */
+ * trust, because the library cannot check what such code does. */
 #define WCUDA_ZCTL_FOREIGN_MODULES (1u << 2)
 
 /* Kinds of records that a recorder receives, in this order within a call. */
@@ -73,8 +74,9 @@ typedef struct wcuda_zctl_options {
   uint32_t struct_size;
   uint32_t flags;               /* WCUDA_ZCTL_... */
   wcuda_registry registry;      /* stays alive as long as the session; id 0: none */
-  wcuda_string reason;          /* without a registry: the message that refuses runs. Empty: "CUDA runtime
-                                   disabled" in a library without CUDA, else "no device" */
+  wcuda_string reason;          /* without a registry: why the session runs nothing, a part of each response
+                                   to a run. Empty: "CUDA runtime disabled" in a library without CUDA, else
+                                   "no device" */
   uint32_t payload_bytes_max;   /* of requests, and of responses of wcuda_zctl_serve; 0: 1 MiB; at most 1 GiB */
   uint32_t argument_count_max;  /* of a run; 0: 64; at most 4,096 */
   uint32_t rank_max;            /* 0: 8, the most */
@@ -107,15 +109,16 @@ WCUDA_API void wcuda_zctl_session_destroy(wcuda_zctl_session session);
  * [resp_ptr, resp_ptr + resp_cap). The two ranges may overlap. timeout_ms limits the time of this call in
  * addition to the session's budget; 0 or less: no further limit.
  *
- * Returns the number of bytes of the response. Returns -1 if there is no response and nothing was written: if a
- * range is outside the memory, if the request is too short or begins like neither protocol, if the response does
- * not fit, if the session is invalid or has another call in progress, or inside a callback of the library. Other
- * malformed frames of ZCL1 have a response. Session id 0 stands for a host without sessions: CAPS_LIST returns
- * an empty list, and every other op has status 2 (ZCL1: t_ctl_unknown_op).
+ * Returns the number of bytes of the response, or -1 if there is no response. Then nothing was written. The
+ * causes of -1 are: a range is outside the memory; the request is too short, or its first bytes are those of
+ * neither protocol; the response does not fit; the session is invalid, or another call of it is in progress; the
+ * caller is a callback of the library. All other malformed frames have a response. Session id 0 stands for a
+ * host without sessions: CAPS_LIST returns an empty list, and every other op has status 2 (ZCL1:
+ * t_ctl_unknown_op).
  *
- * A run waits for its kernel until the smallest of its time limits has passed. A kernel on a GPU cannot be
- * stopped: until it ends, runs on that device are answered with status 6. A kernel on HOST is answered when it
- * returns. [any thread; external: the memory] */
+ * A run waits for its kernel until the smallest of its time limits has passed. The library cannot stop a kernel
+ * on a GPU. Until that kernel ends, further runs on the device have status 6. A run on HOST takes as long as its
+ * kernel, whatever the time limits. [any thread; external: the memory] */
 WCUDA_API int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
                                   int32_t req_ptr, int32_t req_len, int32_t resp_ptr,
                                   int32_t resp_cap, int32_t timeout_ms);
@@ -123,8 +126,8 @@ WCUDA_API int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint
 /* Answers a frame that was received on a connection: request and response are outside the memory. Only this
  * function accepts the ops from 0x8000 on. If a response is longer than payload_bytes_max, the status is 5;
  * a response_capacity of payload_bytes_max + 32 is always sufficient. If only the header of a frame was
- * received, it is answered like a frame with a wrong length: status 1. Returns the same values as
- * wcuda_zctl_call; after -1, close the connection. [any thread; external: the memory] */
+ * received, pass it alone: the response has status 1, as for a frame with a wrong length. Returns the same values
+ * as wcuda_zctl_call. After -1, close the connection. [any thread; external: the memory] */
 WCUDA_API int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
                                    const void* request, uint64_t request_bytes, void* response,
                                    uint64_t response_capacity);
