@@ -34,11 +34,10 @@ extern "C" {
  * Frames and memory are not trusted. Whatever a frame contains, a session accesses no byte outside the memory,
  * reads no byte twice, and writes either a complete response or nothing.
  *
- * A session also answers frames of a second protocol, ZCL1. The first bytes of a frame tell the two protocols
- * apart. With ZCL1 a guest can open handles of two kinds: buffers on the device, and submissions. A submission is
- * a run that the guest does not wait for. The
- * guest reads and writes handles through callbacks, which the program implements with wcuda_zctl_handle_read,
- * _write and _end.
+ * A session also answers frames of a second protocol, ZCL1; the first bytes of a frame determine its protocol.
+ * With ZCL1 a guest can open handles of two kinds: buffers on the device, and submissions. A submission is a run
+ * that the guest does not wait for. The guest reads and writes handles through callbacks, which the program
+ * implements with wcuda_zctl_handle_read, _write and _end.
  */
 
 /* Flags of a session. */
