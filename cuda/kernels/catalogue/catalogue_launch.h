@@ -9,6 +9,23 @@
 //   rows      a row: thread t takes elements t, t + 256, …           each row once per pass over it
 //   matmul    a tile of 128 x 128 outputs, 8 x 8 per thread          at least a, b and c
 //
+// reduce:
+//
+//   elements   | range 0 | range 1 | … | range n |   a block each
+//                   └─────────┴───┬───────┘
+//   scratch        r0        r1   …       rn         one block
+//                   └─────────┴───┬───────┘
+//   out                           r
+//
+// matmul, for each 16 of k, from shared memory:
+//
+//                         b (16, 128)
+//                ┌──────────────────────────┐
+//   a (128, 16)  │ thread (x, y):           │   8 x 8 sums per thread, in registers
+//                │ rows 8y … 8y + 7, columns│
+//                │ 4x … + 3, 64 + 4x … + 3  │
+//                └──────────────────────────┘
+//
 // Results depend on the arguments alone, not on the device or its load: sums have a fixed order.
 #pragma once
 

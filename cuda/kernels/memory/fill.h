@@ -1,4 +1,7 @@
-// fill: target[i] = byte i % 8 of a pattern.
+// fill: target[i] = byte i % 8 of a pattern. Bytes moved: the target is written once.
+//
+//   target   | head, bytes | 16-byte vectors, one per thread …          | tail, bytes |
+//                          16-byte boundary                  16-byte boundary
 #pragma once
 
 #include <cuda_runtime_api.h>
