@@ -64,8 +64,9 @@ struct Barriers {
 
 using StageCounter = PipelineCounter<kStages>;
 
-// One tile of one head; or of shared pages, one split of a tile of rows and all query heads of a
-// key-value head, where `tokens` are pairs of row and head.
+// A unit of work. For prefill, it is one tile of tokens and one query head. For shared pages, it is
+// one split of the pages, one tile of rows, and all query heads of one key-value head; then the
+// `tokens` below are pairs of a row and a query head.
 struct Item {
   uint32_t row, head, kv_head;
   uint32_t heads = 1;  // query heads from `head` on

@@ -1,10 +1,10 @@
-// pad_matrix: copies a matrix, optionally transposed, and pads it with zeros. Bytes moved: the source
-// is read once and the target written once.
+// pad_matrix: copies a matrix, optionally transposed, and pads it with zeros. Bytes moved: the
+// source is read once and the target written once.
 //
-//   source (2, 3)        target (3, 4)        a block copies tiles of 32 x 32; those of a transposed
-//   a b c           ─→   a b c 0              source pass through shared memory, so that both sides
-//   d e f                d e f 0              are accessed along their rows
-//                        0 0 0 0
+//   source (2, 3)    target (3, 4)    a block copies tiles of 32 x 32; those of
+//   a b c       ─→   a b c 0          a transposed source pass through shared
+//   d e f            d e f 0          memory, so that both sides are accessed
+//                    0 0 0 0          along their rows
 #pragma once
 
 #include <cuda_runtime_api.h>
