@@ -64,7 +64,7 @@ struct Barriers {
 
 using StageCounter = PipelineCounter<kStages>;
 
-// A unit of work. For prefill, it is one tile of tokens and one query head. For shared pages, it is
+// A work item. For prefill, it is one tile of tokens and one query head. For shared pages, it is
 // one split of the pages, one tile of rows, and all query heads of one key-value head; then the
 // `tokens` below are pairs of a row and a query head.
 struct Item {

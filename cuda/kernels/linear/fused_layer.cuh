@@ -72,8 +72,9 @@ __device__ __forceinline__ void stage_x(const FusedParams& params, const FusedLa
     reinterpret_cast<float*>(shared + params.squares_offset)[warp] = square;
 }
 
-// Adds the K-splits of outputs, 16 outputs per warp, last warps first. The two halves of a warp
-// alternate between groups of kSplitsAtOnce K-splits.
+// Adds the sums of the K-splits for the outputs of this CTA. The last warp takes the first 16
+// outputs, the warp before it the next 16, and so on. The two halves of a warp alternate between
+// groups of kSplitsAtOnce K-splits.
 __device__ __forceinline__ void add_splits(const FusedLayer& layer, uint32_t warp, uint32_t lane) {
   const uint32_t first_row = (kWarps - 1 - warp) * kMTileRows;
   const uint32_t row = blockIdx.x * layer.rows_each + first_row + lane % kMTileRows;

@@ -228,7 +228,7 @@ cudaError_t fused_layers(const LinearArgs* layers, uint32_t count, void* scratch
       if (layers[q].outputs[0] == linear.outputs[0]) {
         layer.addend = params.layers[q].mailbox;
         layer.is_addend_awaited = true;
-        // Only layer p writes the output: another CTA may write it in layer q, in unknown order.
+        // Layer q does not write the output: another CTA could write it later than layer p does.
         for (VectorMatrix& part : params.layers[q].matrices) part.output = nullptr;
       }
   }

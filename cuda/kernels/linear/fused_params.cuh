@@ -50,7 +50,8 @@ struct FusedLayer {
   VectorMatrix matrices[kLinearMatricesMax];  // of problem 0, then of problem 1
   uint32_t matrix_begins[2], matrix_ends[2];
   uint32_t ctas;           // of problem 0; problem 1 has the others
-  EvenPartition items[2];  // M-tiles, or pairs of gate and up, of a problem, over its CTAs
+  EvenPartition items[2];  // of each problem: divides its M-tiles (or pairs of M-tiles of gate and
+                           // up) among its CTAs
   uint32_t k_tiles;        // of an M-tile, or of one of its K-splits
   // With split-K an item is a K-split of an M-tile: kSplitKTiles of its K-tiles.
   uint32_t k_splits;   // per M-tile; 0: items are whole M-tiles

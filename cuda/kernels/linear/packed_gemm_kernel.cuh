@@ -1,7 +1,7 @@
 // The kernel of packed_gemm, for matrices of one or two weight types. Only for .cu files.
 //
-//   CTA        two consumer warpgroups with 64 rows each, and a producer warpgroup, which releases
-//              most of its registers and of which only one thread works. Each SM runs one CTA
+//   CTA        two consumer warpgroups with 64 rows each, and a producer warpgroup. The producer
+//              releases most of its registers; only one of its threads works. Each SM runs one CTA
 //   tile       128 rows x kN tokens, summed over all K-tiles. In a gated layer: 64 rows of the gate
 //              matrix and the same 64 rows of the up matrix
 //   iteration  one K-tile (256 inputs) of two tiles whose rows are adjacent. A cluster of two CTAs
@@ -336,8 +336,8 @@ __device__ __forceinline__ bool join_partitions(const PackedGemmParams& params,
   const bool is_fixed = params.partitions > 1;
   const uint32_t tile = segment.first_iteration / params.k_tile_count;
   // Indices of the first and the last partial sums of the tile. If K is cut into fixed partitions,
-  // these are counted over all tiles; otherwise the index is that of the cluster that computed
-  // them.
+  // partial sums are numbered over all tiles. Otherwise they have the index of the cluster that
+  // computed them.
   const uint32_t first =
       is_fixed ? tile * params.partitions : GemmWork::cluster_of(params, segment.first_iteration);
   const uint32_t last =
