@@ -1,7 +1,8 @@
-/* worker_cuda_cloak.h: runs a guest of ZCTL/1, a program with one flat memory, on files of the C library.
- * docs/FORMATS.md, "Guests of ZCTL/1", states what the callbacks do.
+/* worker_cuda_cloak.h: runs a guest of ZCTL/1, a program with one flat memory. The guest's input, output and log
+ * are FILE streams. docs/FORMATS.md, "Guests of ZCTL/1", states what the callbacks do.
  *
- * A guest defines lembeh_handle() and zprog_heap_base_value(). Both ways to run it:
+ * A guest defines lembeh_handle() and zprog_heap_base_value(). It is compiled to a program, or to a shared object
+ * that worker-orcd runs:
  *
  *   cc -std=c11 -DWCUDA_CLOAK_MAIN guest.c $(pkg-config --cflags --libs worker_cuda) -o guest && ./guest
  *   cc -std=c11 -shared -fPIC guest.c $(pkg-config --cflags worker_cuda) -o guest.so

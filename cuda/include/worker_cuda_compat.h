@@ -113,8 +113,8 @@ typedef struct InferenceResult {
   wcuda_sequence sequence;
   float temperature;
   uint64_t seed;
-  uint32_t length;     /* positions taken */
-  uint32_t length_max; /* positions there are */
+  uint32_t length;     /* positions in use */
+  uint32_t length_max; /* positions available */
   uint32_t token_count, token_count_max;
   int32_t next;      /* sampled and not yet decoded; -1: none */
   int32_t last;      /* decoded and not yet fed */
@@ -468,8 +468,8 @@ WCUDA_COMPAT_FUNCTION InferenceResult* cuda_inference_start(CudaModel* model, co
 
 /* Waits for the next piece of text: complete characters, NUL-terminated. Returns true if there is one, false
  * at the end of the text (CUDA_SUCCESS) or on failure. *token_index (may be NULL) receives the index, from
- * 0, of the token that completed the piece. A buffer that is too small is CUDA_ERROR_INVALID_PARAMETER; the
- * piece is returned by the next call. */
+ * 0, of the token that completed the piece. If the buffer is too small, the error is
+ * CUDA_ERROR_INVALID_PARAMETER, and the next call returns the piece. */
 WCUDA_COMPAT_FUNCTION bool cuda_inference_next_token(InferenceResult* result, char* token_out,
                                              int token_buffer_size, int* token_index,
                                              int* error_code) {
@@ -567,7 +567,7 @@ WCUDA_COMPAT_FUNCTION int vram_memcpy_d2h(void* dst, const void* src, size_t byt
                                 VRAM_ERROR_MEMCPY_FAILED);
 }
 
-/* Reports the memory of the thread's device; both are 0 after a failure. */
+/* Reports the free and the total memory of the thread's device; sets both to 0 after a failure. */
 WCUDA_COMPAT_FUNCTION int vram_get_info(size_t* free_bytes, size_t* total_bytes) {
   uint64_t free_now = 0, total = 0;
   wcuda_status status;

@@ -116,8 +116,8 @@ WCUDA_API void wcuda_zctl_session_destroy(wcuda_zctl_session session);
  * t_ctl_unknown_op).
  *
  * A run waits for its kernel until the smallest of its time limits has passed. The library cannot stop a kernel
- * on a GPU. Until that kernel ends, further runs on the device have status 6. A run on HOST takes as long as its
- * kernel, whatever the time limits. [any thread; external: the memory] */
+ * on a GPU. Until that kernel ends, further runs on the device have status 6. The response to a run on HOST
+ * comes when its kernel returns. [any thread; external: the memory] */
 WCUDA_API int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
                                   int32_t req_ptr, int32_t req_len, int32_t resp_ptr,
                                   int32_t resp_cap, int32_t timeout_ms);
