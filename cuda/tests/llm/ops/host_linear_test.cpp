@@ -84,15 +84,15 @@ TEST(HostLinear, packed_types_equal_the_naive_product) {
   for (const Kernels* kernels : all_kernels())
     for (uint32_t type : kPackedTypes)
       for (uint32_t tokens : {1u, 2u, 3u, 5u, 8u, 9u, 139u})
-        check_project(*kernels, type, Layout::kHost16, 37, 512, tokens);
+        check_project(*kernels, type, Layout::kHost16, 69, 512, tokens);
 }
 
 TEST(HostLinear, odd_shapes_equal_the_naive_product) {
   for (const Kernels* kernels : all_kernels())
     for (uint32_t type : kPackedTypes)
-      for (uint32_t rows : {1u, 15u, 16u, 17u, 33u}) {
+      for (uint32_t rows : {1u, 15u, 16u, 17u, 33u, 97u}) {
         const uint32_t block = quant::find_format(type)->block_elements;
-        check_project(*kernels, type, Layout::kHost16, rows, block == 1 ? 37 : 3 * block, 7);
+        check_project(*kernels, type, Layout::kHost16, rows, block == 1 ? 150 : 3 * block, 7);
       }
 }
 
@@ -111,20 +111,22 @@ TEST(HostLinear, a_token_is_the_same_whatever_else_is_in_the_step) {
       Random random(type);
       Machine machine(*kernels, 2, linear_limits());
       ASSERT_TRUE(machine.ops);
-      const Matrix matrix = random_matrix(type, 40, 256, Layout::kHost16, random);
-      const auto x = random.normals(139 * 256);
-      std::vector<float> together(139 * 40, 0.0f);
+      const uint32_t rows = 5 * 16 + 8, tokens = 139;  // more than a block of each
+      const uint32_t cols = quant::find_format(type)->block_elements == 1 ? 301 : 256;
+      const Matrix matrix = random_matrix(type, rows, cols, Layout::kHost16, random);
+      const auto x = random.normals(tokens * cols);
+      std::vector<float> together(tokens * rows, 0.0f);
       ASSERT_TRUE(
-          project(*machine.ops, 139, x.data(), matrix.weight, nullptr, together.data()).ok());
-      for (uint32_t t = 0; t < 139; ++t) {
-        std::vector<float> alone(40, 0.0f);
+          project(*machine.ops, tokens, x.data(), matrix.weight, nullptr, together.data()).ok());
+      for (uint32_t t = 0, count = 1; t + count <= tokens; t += count, count = count % 9 + 1) {
+        std::vector<float> apart(count * rows, 0.0f);
 
         ASSERT_TRUE(
-            project(*machine.ops, 1, x.data() + t * 256, matrix.weight, nullptr, alone.data())
+            project(*machine.ops, count, x.data() + t * cols, matrix.weight, nullptr, apart.data())
                 .ok());
 
-        ASSERT_EQ(std::memcmp(alone.data(), together.data() + t * 40, 160), 0)
-            << kernels->name << " type " << type << " token " << t;
+        ASSERT_EQ(std::memcmp(apart.data(), &together[t * rows], apart.size() * 4), 0)
+            << kernels->name << " type " << type << ", " << count << " tokens from " << t;
       }
     }
 }

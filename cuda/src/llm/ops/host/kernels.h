@@ -62,9 +62,10 @@ struct InputBlock {
 // matrix in the layout kHost16 times some tokens; tiles are kTileFloats apart. `input` has the
 // blocks or floats of the first token; those of the next token are `stride` blocks or floats
 // further on. A token's result does not depend on the other tokens.
-constexpr uint32_t kMTilesMax = 2;
+constexpr uint32_t kMTilesMax = 4;
 constexpr uint32_t kTokenBlock = 128;  // tokens of one call, at most
-constexpr uint64_t kTileFloats = uint64_t{kTokenBlock} * quant::kMTileRows;
+// Not a power of two, so that tiles do not compete for the same sets of the cache.
+constexpr uint64_t kTileFloats = uint64_t{kTokenBlock + 1} * quant::kMTileRows;
 struct MTileKernel {
   void (*run_blocks)(const uint8_t* m_tiles, uint32_t m_tile_count, uint32_t cols,
                      const InputBlock* input, uint64_t stride, uint32_t token_count,

@@ -203,14 +203,17 @@ void Linear::finish_m_tiles(const Product& product, uint32_t m_tile, uint32_t m_
           product.output == Output::kSiluMultiply ? kernels_.silu_multiply : kernels_.gelu_multiply;
       activate(tile, up_tile, token_count * kMTileRows, tile);
     }
-    for (uint32_t t = 0; t < token_count; ++t) {
-      const float* source = tile + t * kMTileRows;
-      float* target =
-          product.target + (first_token + t) * uint64_t{product.weight.rows} + first_row;
+  }
+  for (uint32_t t = 0; t < token_count; ++t) {
+    float* target = product.target + (first_token + t) * uint64_t{product.weight.rows};
+    for (uint32_t i = 0; i < m_tile_count; ++i) {
+      const uint32_t first_row = (m_tile + i) * kMTileRows;
+      const uint32_t row_count = std::min(kMTileRows, product.weight.rows - first_row);
+      const float* source = work.tiles + i * kTileFloats + t * kMTileRows;
       if (product.output == Output::kAdd)
-        for (uint32_t r = 0; r < row_count; ++r) target[r] += source[r];
+        for (uint32_t r = 0; r < row_count; ++r) target[first_row + r] += source[r];
       else
-        for (uint32_t r = 0; r < row_count; ++r) target[r] = source[r];
+        for (uint32_t r = 0; r < row_count; ++r) target[first_row + r] = source[r];
     }
   }
 }
@@ -232,8 +235,8 @@ Status Linear::run(const Input& input, const Product* products, uint32_t product
   const uint32_t all_m_tiles = first_m_tile[product_count];
   const uint32_t block_tokens = std::min(input.token_count, kTokenBlock);
   const uint64_t m_tile_products = uint64_t{input.cols} * kMTileRows * block_tokens;
-  const auto m_tiles_a_chunk = static_cast<uint32_t>(std::clamp<uint64_t>(
-      kChunkProducts / m_tile_products, kMTilesMax, std::max(all_m_tiles, kMTilesMax)));
+  const auto m_tiles_a_chunk = static_cast<uint32_t>(
+      std::max<uint64_t>(kChunkProducts / m_tile_products / kMTilesMax, 1) * kMTilesMax);
   const auto groups = static_cast<uint32_t>(ceil_div(all_m_tiles, m_tiles_a_chunk));
   const auto blocks = static_cast<uint32_t>(ceil_div(input.token_count, kTokenBlock));
   pool_.parallel_for(groups * blocks, [&](uint32_t chunk, uint32_t thread) {
