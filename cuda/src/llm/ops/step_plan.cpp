@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "kernels/attention/attention_choice.h"
+#include "kernels/linear/linear_table.h"
 #include "kernels/linear/persistent_plan.h"
 #include "llm/ops/linear_plan.h"
 
@@ -11,10 +12,6 @@ namespace wcuda::ops {
 namespace {
 
 static_assert(kPersistentLayersMax == kernels::kPersistentLayersMax);
-
-// The layers of smaller models are too short (H200, 1B Q4_K_M: 2,355 tokens per second at position
-// 0, and 2,335 without persistent layers; 1,911 and 1,987 at position 4,096).
-constexpr uint32_t kPersistentEmbeddingMin = 4096;
 
 uint32_t head_tiles(const model::Config& config, const StepShape& shape) {
   return shape.row_count * kernels::decode_head_tiles(config.head_count, config.kv_head_count);
@@ -236,7 +233,7 @@ bool allows_persistent_layers(const Limits& limits, const DeviceTraits& device) 
   // With batch_invariant, one token is computed by the same kernel as many.
   if (limits.batch_invariant || !device.has_resident_grid) return false;
   if (limits.persistent_layers == PersistentLayers::kAuto)
-    return limits.embedding_length >= kPersistentEmbeddingMin;
+    return limits.embedding_length >= kernels::kPersistentEmbeddingMin;
   return limits.persistent_layers == PersistentLayers::kOn;
 }
 
