@@ -10,7 +10,9 @@ use worker_cuda::generate::service::*;
 use worker_cuda::generate::{self, FinishReason, Service, Session};
 use worker_cuda::scheduler::{Plan, Refusal, Salt};
 use worker_cuda::text::{Tokenizer, Vocabulary};
-use worker_cuda::{EngineOptions, ErrorKind, Gguf, KvType, Model, Purpose, Sampling, Token};
+use worker_cuda::{
+    EngineOptions, ErrorKind, Gguf, KvType, LateRow, Model, Purpose, Sampling, Token,
+};
 
 use models::{tiny, tiny_path};
 
@@ -862,6 +864,10 @@ impl StepEngine for SlowSubmit {
         self.engine.submit(plan, rows)
     }
 
+    fn sample(&mut self, rows: &[LateRow<'_>]) -> worker_cuda::Result<()> {
+        self.engine.sample(rows)
+    }
+
     fn wait(&mut self, results: &mut StepResults) -> worker_cuda::Result<()> {
         self.engine.wait(results)
     }
@@ -927,6 +933,10 @@ impl StepEngine for Faulty {
 
     fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> worker_cuda::Result<()> {
         self.engine.submit(plan, rows)
+    }
+
+    fn sample(&mut self, rows: &[LateRow<'_>]) -> worker_cuda::Result<()> {
+        self.engine.sample(rows)
     }
 
     fn wait(&mut self, results: &mut StepResults) -> worker_cuda::Result<()> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use worker_cuda::LateRow;
 use worker_cuda::generate::service::*;
 use worker_cuda::generate::{FinishReason, Service};
 use worker_cuda::scheduler::{Costs, Plan, RowOutcome, Token};
@@ -84,6 +85,10 @@ impl StepEngine for Simulated {
                 .is_ok();
         self.engine.execute(plan, |_| 0, |_| None, fails);
         Ok(())
+    }
+
+    fn sample(&mut self, _: &[LateRow<'_>]) -> worker_cuda::Result<()> {
+        unreachable!("no request has a rule")
     }
 
     fn wait(&mut self, results: &mut StepResults) -> worker_cuda::Result<()> {

@@ -119,8 +119,8 @@ impl<'a> Row<'a> {
         self
     }
 
-    /// The same, but not before [`Engine::sample`](crate::Engine::sample) gives the row its mask. That of `sampling` is
-    /// empty.
+    /// The same, but not before [`Engine::sample`](crate::Engine::sample) gives the row its mask, which replaces that of
+    /// `sampling`.
     pub fn sample_late(self, sampling: &'a Sampling) -> Self {
         let mut row = self.sample(sampling);
         row.flags |= ffi::WCUDA_ROW_SAMPLE_LATE;
@@ -309,7 +309,10 @@ impl NativeStep {
     fn build_sampling(&mut self, step: &Step<'_>) {
         self.sampling.clear();
         let mut first_bias = 0;
-        for sampling in step.0.iter().filter_map(|row| row.sampling) {
+        for row in &step.0 {
+            let Some(sampling) = row.sampling else {
+                continue;
+            };
             let mut native = ffi::wcuda_sampling::init();
             native.top_k = sampling.top_k;
             native.seed = sampling.seed;
@@ -329,7 +332,7 @@ impl NativeStep {
                 native.bias_values = self.bias_values[first_bias..].as_ptr();
                 first_bias += sampling.bias.len();
             }
-            if !sampling.mask.is_empty() {
+            if !sampling.mask.is_empty() && row.flags & ffi::WCUDA_ROW_SAMPLE_LATE == 0 {
                 native.mask = sampling.mask.as_ptr();
                 native.mask_words = sampling.mask.len() as u64;
             }

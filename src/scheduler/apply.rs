@@ -83,6 +83,8 @@ impl Scheduler {
         entry.dropped -= u32::from(is_dropped);
         entry.rows_in_flight -= 1;
         entry.sampling -= u32::from(row.samples);
+        entry.late -= u32::from(row.is_late);
+        entry.is_held &= !row.is_late;
         let continues_failed = std::mem::take(&mut entry.is_rolled_back);
         match outcome {
             RowOutcome::Ok(_) if continues_failed => self.roll_back(index, row),
@@ -224,6 +226,7 @@ impl Scheduler {
                     let entry = &mut self.entries[index as usize];
                     (entry.rows_in_flight, entry.sampling) = (0, 0);
                     (entry.dropped, entry.is_rolled_back) = (0, false);
+                    (entry.late, entry.is_held) = (0, false);
                 }
             }
             self.spare_steps.push(step);

@@ -71,7 +71,9 @@
 //!
 //! **Tokens that wait.** A request may be limited to the tokens for which the caller knows how to draw them
 //! ([`Scheduler::allow`]), for example because a grammar says what may follow the token before. It has no rows
-//! until more are allowed, and the others continue.
+//! until more are allowed, and the others continue. With [`Scheduler::allow_late`] the row of one more token is
+//! planned, as a late one: the caller finds out how that token is drawn while the row is computed. A late row whose
+//! time is over before that is [held](Scheduler::hold) and repeated.
 //!
 //! **Faults.** If a step fails, all running requests are computed again, once. Their events then continue
 //! where they stopped.
@@ -170,6 +172,7 @@ struct RowInFlight {
     first_position: u32,
     token_count: u32,
     samples: bool,
+    is_late: bool,
 }
 
 /// Requests that wait for their first step, and their prompt tokens.
@@ -364,13 +367,32 @@ impl Scheduler {
     /// past them. Tokens past them that steps in flight draw are dropped, whatever is allowed later, and
     /// drawn again.
     pub fn allow(&mut self, id: RequestId, tokens: Option<u32>) {
+        self.set_allowed(id, tokens.unwrap_or(u32::MAX), false);
+    }
+
+    /// The same, but the token after them may be drawn in a [late row](Row::is_late).
+    pub fn allow_late(&mut self, id: RequestId, tokens: u32) {
+        self.set_allowed(id, tokens, true);
+    }
+
+    fn set_allowed(&mut self, id: RequestId, tokens: u32, may_be_late: bool) {
         if let Some(index) = self.find(id) {
             let entry = &mut self.entries[index as usize];
-            entry.allowed = tokens.unwrap_or(u32::MAX);
-            let drawn = entry.generated() + entry.sampling;
-            let past = drawn.saturating_sub(entry.allowed).min(entry.sampling);
+            (entry.allowed, entry.may_be_late) = (tokens, may_be_late);
+            let drawn = entry.generated() + entry.sampling - entry.late;
+            let past = drawn.saturating_sub(tokens).min(entry.sampling);
             entry.dropped = entry.dropped.max(past);
             self.queue_or_park(index);
+        }
+    }
+
+    /// The late row of a request is in flight and will end as [`RowOutcome::Held`]. Until it has come back the request
+    /// gets no rows, and no late one before the next [`allow_late`](Self::allow_late).
+    pub fn hold(&mut self, id: RequestId) {
+        if let Some(index) = self.find(id) {
+            let entry = &mut self.entries[index as usize];
+            entry.is_held = entry.late > 0;
+            entry.may_be_late = false;
         }
     }
 

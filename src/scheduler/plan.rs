@@ -129,6 +129,9 @@ pub struct Row {
     pub tokens: Span,
     /// Whether a token is sampled after the last one.
     pub samples: bool,
+    /// Whether it is sampled once the caller knows how, or [held](super::Scheduler::hold). The next plan is asked
+    /// for after that.
+    pub is_late: bool,
 }
 
 impl Plan {

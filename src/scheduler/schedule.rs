@@ -159,6 +159,7 @@ impl Scheduler {
         let entry = &mut self.entries[index as usize];
         entry.computed = 0;
         entry.is_rolled_back &= entry.rows_in_flight > 0;
+        entry.is_held &= entry.rows_in_flight > 0;
         entry.state = State::Parked;
         self.queue_or_park(index);
     }
@@ -235,6 +236,7 @@ impl Scheduler {
                 .read(&mut entry.tokens, first, end, &mut self.plan.tokens);
         }
         let samples = end >= entry.tokens.len && entry.max_tokens > 0;
+        let is_late = samples && entry.generated() + entry.sampling >= entry.allowed;
         self.plan.rows.push(Row {
             request: entry.id(index),
             sequence,
@@ -245,6 +247,7 @@ impl Scheduler {
                 end: self.plan.tokens.len() as u32,
             },
             samples,
+            is_late,
         });
         let pages = &mut self.sequences[sequence as usize].pages;
         while (pages.len() as u32) < end.div_ceil(page_tokens) {
@@ -259,6 +262,7 @@ impl Scheduler {
         }
         entry.computed = end;
         entry.sampling += u32::from(samples);
+        entry.late += u32::from(is_late);
         entry.rows_in_flight += 1;
         let unpaid = end.saturating_sub(entry.charged);
         entry.charged += unpaid;
@@ -488,6 +492,7 @@ impl Scheduler {
                 first_position: row.first_position,
                 token_count: row.token_count,
                 samples: row.samples,
+                is_late: row.is_late,
             });
         }
         self.in_flight.push(step);

@@ -51,6 +51,8 @@ pub(super) struct Entry {
     pub max_tokens: u32,
     /// Tokens that may be generated for now.
     pub allowed: u32,
+    /// Whether the row of one more token may be planned, as a late one.
+    pub may_be_late: bool,
     /// Of the tokens that steps in flight sample, so many last ones are dropped.
     pub dropped: u32,
     /// Whether `max_tokens` is what the context leaves.
@@ -64,6 +66,10 @@ pub(super) struct Entry {
     pub computed: u32,
     /// Tokens that steps in flight sample.
     pub sampling: u32,
+    /// So many of them, the last ones, in late rows.
+    pub late: u32,
+    /// The late row in flight is held, and has to come back first.
+    pub is_held: bool,
     /// Rows in flight, of this admission and of earlier ones.
     pub rows_in_flight: u32,
     /// A row failed and a row in flight continues it, which has to come back first.
@@ -98,6 +104,7 @@ impl Entry {
             prompt_tokens: 0,
             max_tokens: 0,
             allowed: u32::MAX,
+            may_be_late: false,
             dropped: 0,
             is_context_bound: false,
             ignore_end: false,
@@ -106,6 +113,8 @@ impl Entry {
             stop_count: 0,
             computed: 0,
             sampling: 0,
+            late: 0,
+            is_held: false,
             rows_in_flight: 0,
             is_rolled_back: false,
             admission: 0,
@@ -142,7 +151,9 @@ impl Entry {
 
     /// Positions that could be computed now. The last generated token is never computed.
     pub fn missing(&self) -> u32 {
-        let most = self.max_tokens.min(self.allowed);
+        // No late row continues a token that is dropped.
+        let late = u32::from(self.may_be_late && self.dropped == 0);
+        let most = self.max_tokens.min(self.allowed.saturating_add(late));
         if self.max_tokens > 0 && self.generated() + self.sampling >= most {
             return 0;
         }
@@ -156,7 +167,8 @@ impl Entry {
 
     /// Whether nothing forbids a row now.
     pub fn is_ready(&self) -> bool {
-        self.paused_until.is_none() && !self.is_rolled_back && self.missing() > 0
+        let waits = self.paused_until.is_some() || self.is_rolled_back || self.is_held;
+        !waits && self.missing() > 0
     }
 
     pub fn stops_at(&self, token: Token, end_tokens: &[Token]) -> bool {

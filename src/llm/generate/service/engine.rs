@@ -2,7 +2,7 @@
 
 use crate::core::error::Result;
 use crate::llm::engine::Token;
-use crate::llm::step::Sampling;
+use crate::llm::step::{LateRow, Sampling};
 use crate::scheduler::{PageSharing, Plan, Row, RowOutcome};
 
 /// Limits of an engine, and what it can do.
@@ -46,7 +46,7 @@ impl EngineLimits {
 
 /// An engine that carries out the plans of a scheduler. A service uses it on one thread.
 ///
-/// An error of [`submit`](Self::submit) or [`wait`](Self::wait) ends all steps in flight, and the next
+/// An error of [`submit`](Self::submit), [`sample`](Self::sample) or [`wait`](Self::wait) ends all steps in flight, and the next
 /// plan [resets](Plan::resets_engine) the engine. An error of kind
 /// [`DeviceLost`](crate::ErrorKind::DeviceLost) ends the service.
 pub trait StepEngine: Send {
@@ -56,6 +56,10 @@ pub trait StepEngine: Send {
     /// Carries out a plan and starts its rows, without waiting for them. At most two steps are in flight.
     /// A plan without rows is carried out and starts nothing.
     fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> Result<()>;
+
+    /// Samples or holds the [late rows](Row::is_late) of the latest step, in their order, without waiting for them.
+    /// Called before the next plan, and only if there are such rows.
+    fn sample(&mut self, rows: &[LateRow<'_>]) -> Result<()>;
 
     /// Waits for the oldest step in flight. `results` is empty and gets one outcome for each row.
     fn wait(&mut self, results: &mut StepResults) -> Result<()>;
@@ -71,7 +75,7 @@ pub trait RowSource {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SampledRow<'a> {
-    /// How.
+    /// How. If the row is late, [`StepEngine::sample`] gives the mask.
     pub sampling: &'a Sampling,
     /// Tokens of the request's prompt.
     pub prompt_tokens: u32,

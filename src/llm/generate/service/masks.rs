@@ -1,5 +1,5 @@
 //! Which tokens may come next in answers that follow a rule: computed on threads of their own, while the engine
-//! computes steps of other requests. A row whose mask is not there yet is not planned.
+//! computes the logits. A row whose mask is not there then is held, and planned again when it is.
 //!
 //! A [`Constraint`] may be a caller's. None of its code runs on the engine thread or under the lock of [`Core`], except
 //! for a [`Stopper`], and none of its panics ends more than its own request.
@@ -415,7 +415,7 @@ impl Core {
         let Some(guide) = &mut choice.guide else {
             return;
         };
-        self.scheduler.allow(id, Some(guide.tokens));
+        self.scheduler.allow_late(id, guide.tokens);
         let first = choice.first_sampling.as_ref();
         let first = first.filter(|_| guide.tokens < choice.job.min_tokens);
         let job = MaskJob {
@@ -492,7 +492,7 @@ impl Core {
             }
             Ok(Some(sampling)) => {
                 (guide.sampling, guide.state) = (Some(sampling), job.state.take());
-                self.scheduler.allow(job.id, Some(guide.tokens + 1));
+                self.scheduler.allow_late(job.id, guide.tokens + 1);
             }
             // What comes with the marker may be none of the rule's texts: then it is free.
             Ok(None) | Err(_) if has_markers && (computed.is_ok() || job.is_first()) => {
@@ -510,16 +510,35 @@ impl Core {
         job
     }
 
-    /// Whether a mask is computed that no step has missed yet.
-    pub fn waits_for_masks(&self) -> bool {
-        self.pending.iter().any(|pending| pending.missed == 0)
+    /// Whether the mask of a request is being computed.
+    pub fn waits_for_mask(&self, id: RequestId) -> bool {
+        self.pending.iter().any(|pending| pending.id == id)
     }
 
-    /// A step was planned without the rows whose masks are not there.
-    pub fn miss_masks(&mut self) {
-        self.pending
-            .iter_mut()
-            .for_each(|pending| pending.missed += 1);
+    /// How the late rows of a step are sampled; None: the row is held, because its mask is not there, or its request
+    /// has ended.
+    pub fn late_samplings(&mut self, late: &[RequestId]) -> Vec<Option<Arc<Sampling>>> {
+        let mut samplings = Vec::with_capacity(late.len());
+        for &id in late {
+            let is_there = !self.waits_for_mask(id);
+            if !is_there {
+                self.scheduler.hold(id);
+            }
+            let choice = self.requests.0.get(&id).filter(|_| is_there);
+            samplings.push(choice.map(|choice| {
+                let guided = choice.guide.as_ref();
+                let guided = guided.and_then(|guide| guide.sampling.as_ref());
+                guided.unwrap_or(&choice.sampling).clone()
+            }));
+        }
+        samplings
+    }
+
+    /// A step was planned. It misses the rows whose masks are not there, unless they are late.
+    pub fn miss_masks(&mut self, late: &[RequestId]) {
+        let missed = self.pending.iter_mut();
+        let missed = missed.filter(|pending| !late.contains(&pending.id));
+        missed.for_each(|pending| pending.missed += 1);
     }
 
     /// Ends requests whose masks are late.

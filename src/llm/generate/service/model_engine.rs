@@ -9,7 +9,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::{Engine, Sequence, Ticket};
 use crate::llm::model::Model;
 use crate::llm::plan::{EngineOptions, KvType};
-use crate::llm::step::{Row, RowStatus, Step, StepOutput};
+use crate::llm::step::{LateRow, Row, RowStatus, Step, StepOutput};
 use crate::scheduler::{PageKey, PageSharing, Plan, RowOutcome};
 
 /// Positions of a page of the KV cache.
@@ -154,21 +154,25 @@ impl StepEngine for ModelEngine {
                 [] => Row::feed_sampled(sequence),
                 tokens => Row::tokens(sequence, tokens),
             };
-            step.push(match row.samples {
-                true => appended.sample(rows.sampled(row).sampling),
-                false => appended,
+            step.push(match (row.samples, row.is_late) {
+                (true, true) => appended.sample_late(rows.sampled(row).sampling),
+                (true, false) => appended.sample(rows.sampled(row).sampling),
+                _ => appended,
             });
         }
         self.in_flight.push_back(engine.submit(&step)?);
         Ok(())
     }
 
+    fn sample(&mut self, rows: &[LateRow<'_>]) -> Result<()> {
+        let ticket = self.in_flight.back().ok_or_else(no_step)?;
+        let engine = self.engine.as_mut().ok_or_else(no_engine)?;
+        engine.sample(*ticket, rows)
+    }
+
     fn wait(&mut self, results: &mut StepResults) -> Result<()> {
         let engine = self.engine.as_mut().ok_or_else(no_engine)?;
-        let ticket = self
-            .in_flight
-            .pop_front()
-            .ok_or_else(|| Error::new(ErrorKind::InvalidState, "no step is in flight"))?;
+        let ticket = self.in_flight.pop_front().ok_or_else(no_step)?;
         engine.wait_into(ticket, None, &mut self.output)?;
         for row in self.output.rows() {
             let outcome = match row.status {
@@ -191,6 +195,10 @@ impl StepEngine for ModelEngine {
 fn copy_keys(from: &[PageKey], to: &mut Vec<[u8; 32]>) {
     to.clear();
     to.extend(from.iter().map(|key| key.0));
+}
+
+fn no_step() -> Error {
+    Error::new(ErrorKind::InvalidState, "no step is in flight")
 }
 
 fn no_engine() -> Error {

@@ -10,9 +10,10 @@ use super::event::Error;
 use super::state::{Core, SampledRows, Shared};
 use super::stats::State;
 use crate::core::error::{Error as EngineError, ErrorKind, Result};
-use crate::scheduler::{Plan, STEPS_IN_FLIGHT, StepOutcome};
+use crate::llm::step::{LateRow, Sampling};
+use crate::scheduler::{Plan, RequestId, STEPS_IN_FLIGHT, StepOutcome};
 
-/// Bounds of the time that the plan of a step waits for masks; between them it is half of the last step.
+/// Bounds of the time that a step waits for masks; between them it is half of the last step.
 const LEAST_MASK_WAIT: Duration = Duration::from_micros(500);
 const MOST_MASK_WAIT: Duration = Duration::from_millis(5);
 
@@ -56,6 +57,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     let mut results = StepResults::default();
     let mut plan = Plan::default();
     let mut sampled = SampledRows::default();
+    let mut late: Vec<RequestId> = Vec::new(); // rows of the latest step that are not sampled
     let mut last_end = Duration::ZERO;
     let mut mask_wait = LEAST_MASK_WAIT;
     let mut core = shared.lock();
@@ -64,9 +66,18 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             .back()
             .is_some_and(|step: &InFlight| step.refused.is_some());
         let may_plan = !is_refused && in_flight.len() < STEPS_IN_FLIGHT;
-        if may_plan {
-            // Their rows would miss this step.
-            core = shared.wait_for_masks(core, mask_wait);
+        if let Some(step) = in_flight
+            .back_mut()
+            .filter(|_| may_plan && !late.is_empty())
+        {
+            core = shared.wait_for_masks(core, &late, mask_wait);
+            let samplings = core.late_samplings(&late);
+            drop(core);
+            let rows: Vec<_> = samplings.iter().map(late_row).collect();
+            step.refused = engine.sample(&rows).err();
+            late.clear();
+            core = shared.lock();
+            continue;
         }
         let now = shared.clock.now();
         if core.drain_until.is_some_and(|until| until <= now) {
@@ -76,8 +87,14 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
         let mut was_submitted = false;
         if may_plan {
             core.scheduler.schedule_into(now, &mut plan);
+            late.extend(
+                plan.rows()
+                    .iter()
+                    .filter(|row| row.is_late)
+                    .map(|row| row.request),
+            );
             if !plan.rows().is_empty() {
-                core.miss_masks();
+                core.miss_masks(&late);
             }
             sampled.fill(plan.rows(), &core.requests);
             core.flush(now, None, None);
@@ -90,6 +107,9 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
                     continue; // what came meanwhile may have rows
                 }
                 was_submitted = true;
+                if step.as_ref().is_some_and(|step| step.refused.is_some()) {
+                    late.clear();
+                }
                 in_flight.extend(step);
             }
         }
@@ -117,11 +137,18 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             mask_wait = (now.saturating_sub(begin) / 2).clamp(LEAST_MASK_WAIT, MOST_MASK_WAIT);
             if waited.is_err() {
                 in_flight.clear();
+                late.clear();
             }
             let measured = (now.saturating_sub(begin), step.rows, step.tokens);
             apply(&mut core, step.number, waited, &results, now, measured)?;
         }
     }
+}
+
+fn late_row(sampling: &Option<Arc<Sampling>>) -> LateRow<'_> {
+    sampling
+        .as_ref()
+        .map_or(LateRow::Hold, |sampling| LateRow::Sample(&sampling.mask))
 }
 
 /// Starts a step. None if there is nothing to compute.

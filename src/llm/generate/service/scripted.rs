@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::engine::{EngineLimits, RowSource, StepEngine, StepResults};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::Token;
-use crate::llm::step::Sampling;
+use crate::llm::step::{LateRow, Sampling};
 use crate::scheduler::{Plan, RowOutcome};
 
 type Script = dyn FnMut(&[Token], u64) -> Vec<Token> + Send;
@@ -56,6 +56,9 @@ struct Sequence {
 struct ScriptedRow {
     token: Option<Token>,
     top: usize,
+    /// Sequence and first position, if it is late.
+    late: Option<(u32, u32)>,
+    is_held: bool,
 }
 
 /// Holds, continues and breaks a [`ScriptedEngine`] that a service owns. Clones share one engine. An
@@ -217,11 +220,19 @@ impl StepEngine for ScriptedEngine {
                     .get_or_insert_with(|| (self.script)(prompt, sampled.sampling.seed));
                 let next = answer.get(sampled.index as usize).or(answer.last());
                 let next = next.copied().unwrap_or_default();
-                token = Some(allowed(next, &sampled.sampling.mask));
+                token = Some(match row.is_late {
+                    true => next,
+                    false => allowed(next, &sampled.sampling.mask),
+                });
                 top = usize::from(sampled.sampling.top_logprobs > 0);
             }
             sequence.sampled = token;
-            step.push(ScriptedRow { token, top });
+            step.push(ScriptedRow {
+                token,
+                top,
+                late: row.is_late.then_some((row.sequence, row.first_position)),
+                is_held: false,
+            });
         }
         if !step.is_empty() {
             self.in_flight.push_back(step);
@@ -229,15 +240,33 @@ impl StepEngine for ScriptedEngine {
         Ok(())
     }
 
+    fn sample(&mut self, rows: &[LateRow<'_>]) -> Result<()> {
+        let step = self.in_flight.back_mut();
+        let step = step.into_iter().flatten();
+        let late = step.filter_map(|row| row.late.map(|at| (row, at)));
+        for ((row, (number, first_position)), how) in late.zip(rows) {
+            let sequence = self.sequences.entry(number).or_default();
+            match how {
+                LateRow::Sample(mask) => row.token = row.token.map(|token| allowed(token, mask)),
+                LateRow::Hold => {
+                    (row.token, row.is_held) = (None, true);
+                    sequence.tokens.truncate(first_position as usize);
+                }
+            }
+            sequence.sampled = row.token;
+        }
+        Ok(())
+    }
+
     fn wait(&mut self, results: &mut StepResults) -> Result<()> {
         self.control.pass()?;
         for row in self.in_flight.pop_front().unwrap_or_default() {
+            let outcome = match row.is_held {
+                true => RowOutcome::Held,
+                false => RowOutcome::Ok(row.token),
+            };
             let top = row.token.map(|token| (token, 0.0));
-            results.push(
-                RowOutcome::Ok(row.token),
-                0.0,
-                top.into_iter().take(row.top),
-            );
+            results.push(outcome, 0.0, top.into_iter().take(row.top));
         }
         Ok(())
     }

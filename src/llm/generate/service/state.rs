@@ -117,7 +117,7 @@ impl SampledRows {
             let index = row.first_position + row.token_count - prompt_tokens;
             let first = choice.first_sampling.as_ref();
             let first = first.filter(|_| index < choice.job.min_tokens);
-            let guided = choice.guide.as_ref();
+            let guided = choice.guide.as_ref().filter(|_| !row.is_late);
             let guided = guided.and_then(|guide| guide.sampling.as_ref());
             let sampled = Sampled {
                 sampling: guided.or(first).unwrap_or(&choice.sampling).clone(),
@@ -215,15 +215,16 @@ impl Shared {
         }
     }
 
-    /// Waits for masks that are being computed, but not longer than `most` of the machine's time: the rows of
-    /// other requests do not depend on them.
+    /// Waits for the masks of late rows, but not longer than `most` of the machine's time: the other rows of the
+    /// step do not depend on them.
     pub fn wait_for_masks<'a>(
         &self,
         mut core: MutexGuard<'a, Core>,
+        late: &[RequestId],
         most: Duration,
     ) -> MutexGuard<'a, Core> {
         let end = Instant::now() + most;
-        while core.waits_for_masks() {
+        while late.iter().any(|&id| core.waits_for_mask(id)) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
