@@ -351,6 +351,10 @@ fn a_request_waits_for_a_limited_time_and_runs_until_its_deadline() {
     request.deadline = Some(Duration::from_secs(70));
     let all_sequences: Vec<_> = (0..4).map(|_| service.submit(&request).unwrap()).collect();
     control.wait_until_held();
+    while service.stats().running < 4 {
+        control.step(1);
+        control.wait_until_held();
+    }
     request.deadline = None;
     let late = service.submit(&request).unwrap();
 
