@@ -1167,6 +1167,49 @@ fn a_request_has_no_rows_past_the_tokens_that_are_allowed() {
 }
 
 #[test]
+fn a_late_row_comes_before_its_token_is_allowed_and_again_if_it_is_held() {
+    let mut scheduler = scheduler(small());
+    let id = submit(&mut scheduler, 1, 6, 9);
+    scheduler.allow_late(id, 1);
+    let first = scheduler.schedule(ZERO).clone();
+    let second = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&second), [(id, 6, 1, true)]);
+    assert!(!first.rows()[0].is_late && second.rows()[0].is_late);
+    apply(&mut scheduler, &first, 50);
+    scheduler.allow_late(id, 1);
+    scheduler.hold(id);
+    scheduler.allow_late(id, 2);
+    assert!(scheduler.schedule(ZERO).rows().is_empty());
+    assert_eq!(
+        apply_outcomes(&mut scheduler, &second, &[RowOutcome::Held]),
+        []
+    );
+
+    let third = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&third), [(id, 6, 1, true)]);
+    assert_eq!(third.tokens(third.rows()[0].tokens), [50]);
+    let fourth = scheduler.schedule(ZERO).clone();
+    assert!(!third.rows()[0].is_late && fourth.rows()[0].is_late);
+    apply(&mut scheduler, &third, 51);
+    scheduler.allow_late(id, 2);
+    scheduler.hold(id);
+    apply_outcomes(&mut scheduler, &fourth, &[RowOutcome::Held]);
+    assert!(scheduler.schedule(ZERO).rows().is_empty());
+    scheduler.allow_late(id, 3);
+    let fifth = scheduler.schedule(ZERO).clone();
+    assert_eq!(fifth.tokens(fifth.rows()[0].tokens), [51]);
+
+    // A late row whose token is sampled is not dropped.
+    let sixth = scheduler.schedule(ZERO).clone();
+    apply(&mut scheduler, &fifth, 52);
+    scheduler.allow_late(id, 3);
+    scheduler.allow_late(id, 4);
+    assert!(sixth.rows()[0].is_late);
+    assert_eq!(apply(&mut scheduler, &sixth, 53).len(), 1);
+    assert!(scheduler.audit().is_ok());
+}
+
+#[test]
 fn a_token_that_is_not_allowed_any_more_is_dropped_and_drawn_again_when_it_is() {
     let mut scheduler = scheduler(small());
     let id = submit(&mut scheduler, 1, 7, 9);

@@ -1360,6 +1360,91 @@ fn a_mask_that_is_not_there_holds_its_own_request_only() {
     finish(service);
 }
 
+/// Counts late rows, and those that are held.
+struct Counting {
+    engine: ScriptedEngine,
+    counts: Arc<Mutex<[usize; 2]>>,
+}
+
+impl StepEngine for Counting {
+    fn limits(&self) -> EngineLimits {
+        self.engine.limits()
+    }
+
+    fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> worker_cuda::Result<()> {
+        self.engine.submit(plan, rows)
+    }
+
+    fn sample(&mut self, rows: &[LateRow<'_>]) -> worker_cuda::Result<()> {
+        let held = rows.iter().filter(|row| **row == LateRow::Hold).count();
+        let mut counts = self.counts.lock().unwrap();
+        *counts = [counts[0] + rows.len(), counts[1] + held];
+        self.engine.sample(rows)
+    }
+
+    fn wait(&mut self, results: &mut StepResults) -> worker_cuda::Result<()> {
+        self.engine.wait(results)
+    }
+}
+
+#[test]
+fn a_row_whose_mask_is_late_is_held_and_repeated() {
+    let (gate, entered, permit) = Turnstile::new();
+    let (stairs, _) = stairs(20, 22);
+    let mut stairs = Arc::into_inner(stairs).unwrap();
+    stairs.gate = Some(gate);
+    let counts = Arc::new(Mutex::new([0; 2]));
+    let engine = Counting {
+        engine: ScriptedEngine::new(EngineLimits::new(64, 64), count_up),
+        counts: counts.clone(),
+    };
+    let mut options = options();
+    options.clock = Clock::manual();
+    let service = Service::start(engine, Some(tokenizer()), options).unwrap();
+    let mut request = Request::tokens([19]);
+    request.constraint = Some(Constrained::new(Arc::new(StairsRule(Arc::new(stairs)))));
+
+    let slow = service.submit(&request).unwrap();
+    permit.send(()).unwrap();
+    // The second mask is begun when the first token is there.
+    entered.recv().unwrap();
+    entered.recv().unwrap();
+    let other = collect(service.submit(&Request::tokens([2])).unwrap());
+    assert_eq!(other.tokens[0].len(), 47);
+    assert_eq!(counts.lock().unwrap()[1], 1);
+    drop(permit);
+
+    assert_eq!(collect(slow).texts, ["567"]);
+    assert!(counts.lock().unwrap()[0] >= 2);
+    finish(service);
+}
+
+#[test]
+fn answers_that_follow_rules_are_the_same_together_as_alone() {
+    let engine = engine_options();
+    let service = Service::with_tokenizer(&tiny(), &engine, tokenizer(), Options::default());
+    let service = service.unwrap();
+    let submit = |number| {
+        let mut request = request(number);
+        request.constraint = Some(stairs(20 + number as Token, 40).1);
+        service.submit(&request).unwrap()
+    };
+
+    let alone: Vec<_> = (0..4)
+        .map(|number| collect(submit(number)).tokens)
+        .collect();
+    let together: Vec<_> = (0..4).map(submit).collect();
+
+    for (events, alone) in together.into_iter().zip(alone) {
+        assert_eq!(collect(events).tokens, alone);
+        let steps = alone[0]
+            .windows(2)
+            .map(|pair| pair[1].wrapping_sub(pair[0]));
+        assert!(alone[0].len() > 4 && steps.into_iter().all(|step| step <= 1));
+    }
+    finish(service);
+}
+
 /// One thread for masks, and a clock that stands still.
 fn one_mask_thread() -> Options {
     let mut options = options();
