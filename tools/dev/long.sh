@@ -7,6 +7,8 @@ long_steps() {
   stress_steps
   source tools/dev/clients.sh
   client_steps
+  step "clippy, each feature alone" clippy_each_feature
+  step "rustdoc of the worker" rustdoc_strict worker-orcd
   step "clang-tidy" clang_tidy $(clang_tidy_sources)
   step "cargo-deny" cargo_deny
   step_unless_unchanged "manifest, $FUZZ_EXECUTIONS executions" \

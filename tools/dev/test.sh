@@ -43,10 +43,10 @@ command_test() {
   local sources
   sources=$(sources_digest)
   step_unless_unchanged "ctest" "$sources" ctest_native host --timeout 300
-  step "clippy, fewer features" clippy_fewer_features
+  step "clippy, no features" clippy_no_features
   step_unless_unchanged "clippy and cargo test, every feature" "$sources" test_every_feature
   step_unless_unchanged "cargo test, no features" "$sources" cargo_test -p worker-cuda --lib --no-default-features
-  step "rustdoc" rustdoc_strict
+  step "rustdoc" rustdoc_strict worker-cuda
   step_unless_unchanged "examples" "$sources" run_examples
   python_steps "$sources"
   step "CUDA library, sm_90a" joined "CUDA library, sm_90a"
@@ -92,9 +92,10 @@ test_every_feature() {
   with_clippy cargo_test --workspace --features "$(every_feature)"
 }
 
-# All of the crate without features, and the library with each feature alone.
-clippy_fewer_features() {
-  cargo_tested clippy -p worker-cuda --all-targets --quiet --no-default-features -- -D warnings
+clippy_no_features() { cargo_tested clippy -p worker-cuda --all-targets --quiet --no-default-features -- -D warnings; }
+
+# The library with each feature alone.
+clippy_each_feature() {
   local feature
   for feature in $(crate_features); do
     cargo_tested clippy -p worker-cuda --lib --quiet --no-default-features --features "$feature" -- -D warnings
@@ -112,8 +113,9 @@ print(*sorted(set(package["features"]) - {"default", "cuda", "cuda-auto"}))'
 # Of a build of the workspace.
 every_feature() { echo "$(crate_features | sed 's|[^ ]*|worker-cuda/&|g') worker-orcd/tls"; }
 
+# rustdoc_strict PACKAGE…: the worker's, whose dependencies take most of the time, is built by --long.
 rustdoc_strict() {
-  RUSTDOCFLAGS="-D warnings" cargo_tested doc --workspace --no-deps --quiet
+  RUSTDOCFLAGS="-D warnings" cargo_tested doc "${@/#/--package=}" --no-deps --quiet
 }
 
 # Numbered examples end to end on the host backend, as the tests compiled them; each takes the model as its only argument.
