@@ -118,7 +118,7 @@ pub use plan::{EngineOptions, KvType, PersistentLayers, Plan, StepNode, StepPlan
 pub use program::{CacheResult, CacheStats, CodeKind, KernelCache, Program, ProgramBuilder};
 pub use registry::RegisteredKernel;
 pub use residency::{Place, Residency};
-pub use step::{LateRow, Row, RowResult, RowStatus, Sampling, Step, StepOutput};
+pub use step::{HiddenState, LateRow, Row, RowResult, RowStatus, Sampling, Step, StepOutput};
 pub use stream::{Event, PendingCopy, Priority, Stream};
 pub use version::{build_info, built_with_cuda, version};
 

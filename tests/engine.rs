@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use worker_cuda::*;
 
-use models::{golden, host, tiny, tiny_models};
+use models::{golden, golden_hidden_states, host, tiny, tiny_models};
 
 #[path = "support/forget.rs"]
 mod forget;
@@ -74,6 +74,51 @@ fn persistent_layers_are_never_on_the_host() {
     assert!(!auto.info().unwrap().has_persistent_layers);
     assert!(!off.info().unwrap().has_persistent_layers);
     assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn hidden_states_of_every_tiny_model_are_the_golden_ones() {
+    for path in tiny_models() {
+        let model = Model::load(&host(), &Gguf::open(&path).unwrap()).unwrap();
+        let (tokens, _) = golden(&path);
+        let expected = golden_hidden_states(&path);
+        let width = model.info().embedding_length as usize;
+        let mut engine = Engine::new(&model, &options().hidden_states(true)).unwrap();
+        let mut of = |of: HiddenState, tokens: &[Token]| {
+            let sequence = engine.create_sequence().unwrap();
+            let output = run(&mut engine, Row::tokens(&sequence, tokens).hidden_state(of));
+            output.hidden_state(&output.rows()[0]).to_vec()
+        };
+
+        let states = [
+            of(HiddenState::First, &tokens),
+            of(HiddenState::Last, &tokens),
+            of(HiddenState::Sum, &tokens),
+        ];
+
+        let sum = |i: usize| expected.iter().skip(i).step_by(width).sum::<f32>();
+        for i in 0..width {
+            let last = expected[(tokens.len() - 1) * width + i];
+            let wanted = [expected[i], last, sum(i)];
+            for (state, wanted) in states.iter().zip(wanted) {
+                assert_eq!(state.len(), width);
+                // As for logits: bf16 activations; of a sum, each of 48 tokens may be off.
+                assert!((state[i] - wanted).abs() <= 0.15, "{path:?}, value {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn hidden_states_need_the_option() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    let row = Row::tokens(&sequence, &[1, 2, 3]).hidden_state(HiddenState::Last);
+
+    let error = engine.submit(&Step::new().row(row)).unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(!engine.info().unwrap().hidden_states);
 }
 
 #[test]

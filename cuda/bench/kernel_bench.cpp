@@ -26,6 +26,7 @@
 #include "kernels/shared/kv_pages.h"
 #include "kernels/shared/packed_tile.h"
 #include "kernels/step/embed.h"
+#include "kernels/step/hidden_state.h"
 #include "kernels/step/input_scatter.h"
 #include "kernels/step/softcap.h"
 #include "kernels/step/step.h"
@@ -267,6 +268,25 @@ class Bench {
       cudaFree(data);
     for (uint32_t* data : {plan.tile_count, plan.row_spans, plan.row_tiles}) cudaFree(data);
     cudaFree(plan.starts);
+  }
+
+  void hidden_states() {
+    constexpr uint32_t kTokens = 2048, kCols = 4096;  // a chunk of a prompt of 8B
+    StepRow row;
+    row.token_count = kTokens;
+    row.flags = kRowHiddenSum;
+    auto* const rows = device_array(std::vector<StepRow>{row});
+    auto* const x = device_array(std::vector<float>(uint64_t{kTokens} * kCols, 2.0f));
+    auto* const norm = device_array(std::vector<float>(kCols, 0.5f));
+    auto* const rms_inverses = device_array<float>(kTokens);
+    auto* const out = device_array<float>(kCols);
+    const HiddenStateArgs args{rows, 1, kTokens, kCols, x, norm, 0.0f, rms_inverses, out};
+    measure("hidden_state", "sum of 2048 tokens", 8, 8.0 * kTokens * kCols,
+            [&](uint32_t) { return hidden_state(args, launch_); });
+    for (const float value : to_host(out, kCols))  // 2 / 2 * 0.5 of each token
+      check(std::abs(value - 0.5f * kTokens) < 0.1f, "hidden_state");
+    cudaFree(rows);
+    for (float* data : {x, norm, rms_inverses, out}) cudaFree(data);
   }
 
   // Kernels that move or change a row of numbers each.
@@ -515,6 +535,7 @@ int main() {
   bench.fused();
   bench.begin();
   bench.plan_start();
+  bench.hidden_states();
   bench.rows();
   bench.scatter();
   bench.pages();

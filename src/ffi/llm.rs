@@ -230,6 +230,7 @@ pub const WCUDA_ENGINE_BATCH_INVARIANT: u64 = 1 << 0;
 pub const WCUDA_ENGINE_POISON_FREE_PAGES: u64 = 1 << 1;
 pub const WCUDA_ENGINE_PERSISTENT_LAYERS_ON: u64 = 1 << 2;
 pub const WCUDA_ENGINE_PERSISTENT_LAYERS_OFF: u64 = 1 << 3;
+pub const WCUDA_ENGINE_HIDDEN_STATES: u64 = 1 << 4;
 c_struct! {
     sized wcuda_engine_options {
         struct_size: u32,
@@ -567,6 +568,9 @@ pub const WCUDA_ROW_SAMPLE: u32 = 1 << 1;
 pub const WCUDA_ROW_LOGITS_LAST: u32 = 1 << 2;
 pub const WCUDA_ROW_LOGITS_ALL: u32 = 1 << 3;
 pub const WCUDA_ROW_SAMPLE_LATE: u32 = 1 << 4;
+pub const WCUDA_ROW_HIDDEN_LAST: u32 = 1 << 6;
+pub const WCUDA_ROW_HIDDEN_FIRST: u32 = 1 << 7;
+pub const WCUDA_ROW_HIDDEN_SUM: u32 = 1 << 8;
 c_struct! {
     sized wcuda_row {
         struct_size: u32,
@@ -628,6 +632,9 @@ c_struct! {
         logits_offset: u64,
         top_count: u32,
         logits_count: u32,
+        hidden_states_offset: u64,
+        hidden_states_count: u32,
+        reserved: u32,
     }
 }
 
@@ -645,6 +652,8 @@ c_struct! {
         device_ns: u64,
         captured: i32,
         reserved: u32,
+        hidden_states_capacity: u64,
+        hidden_states: *mut f32,
     }
 }
 

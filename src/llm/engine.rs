@@ -58,6 +58,7 @@ pub(crate) struct OutputSize {
     pub(crate) rows: usize,
     pub(crate) top: usize,
     pub(crate) logits_rows: usize,
+    pub(crate) hidden_states: usize,
 }
 
 struct Pending {
@@ -72,6 +73,7 @@ struct Pending {
 pub struct EngineInfo {
     pub kv_type: KvType,
     pub batch_invariant: bool,
+    pub hidden_states: bool,
     /// Whether steps of one token use persistent fused layers.
     pub has_persistent_layers: bool,
     pub max_sequences: u32,
@@ -153,6 +155,7 @@ impl Engine {
         Ok(EngineInfo {
             kv_type: KvType::from_native(info.kv_type),
             batch_invariant: info.flags & ffi::WCUDA_ENGINE_BATCH_INVARIANT != 0,
+            hidden_states: info.flags & ffi::WCUDA_ENGINE_HIDDEN_STATES != 0,
             has_persistent_layers: info.flags & ffi::WCUDA_ENGINE_PERSISTENT_LAYERS_ON != 0,
             max_sequences: info.max_sequences,
             max_batch_tokens: info.max_batch_tokens,
@@ -401,11 +404,12 @@ impl Engine {
             .iter()
             .find(|pending| pending.ticket == ticket);
         let size = pending.map_or_else(OutputSize::default, |pending| pending.size);
-        let vocabulary_size = self.model.info().vocabulary_size as usize;
+        let info = self.model.info();
+        let widths = [info.vocabulary_size, info.embedding_length].map(|width| width as usize);
         let timeout_ms = timeout.map_or(-1, |timeout| {
             timeout.as_millis().try_into().unwrap_or(i64::MAX)
         });
-        let waited = output.fill(size, vocabulary_size, |native| {
+        let waited = output.fill(size, widths, |native| {
             // SAFETY: `native` points to memory of the sizes it states; `&mut self` holds the engine.
             call(|error| unsafe {
                 ffi::wcuda_step_wait(self.handle.0, ticket.0, timeout_ms, native, error)

@@ -109,6 +109,12 @@ impl EngineOptions {
         self.flag(ffi::WCUDA_ENGINE_POISON_FREE_PAGES, on)
     }
 
+    /// If on, rows may return [hidden states](crate::Row::hidden_state), for which scratch memory is reserved; default
+    /// off.
+    pub fn hidden_states(self, on: bool) -> Self {
+        self.flag(ffi::WCUDA_ENGINE_HIDDEN_STATES, on)
+    }
+
     /// Persistent fused layers; default: chosen by model and device. Cannot be combined with
     /// [`batch_invariant`](Self::batch_invariant).
     pub fn persistent_layers(self, choice: PersistentLayers) -> Self {

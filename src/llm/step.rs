@@ -65,6 +65,20 @@ impl Sampling {
     }
 }
 
+const HIDDEN_FLAGS: u32 =
+    ffi::WCUDA_ROW_HIDDEN_LAST | ffi::WCUDA_ROW_HIDDEN_FIRST | ffi::WCUDA_ROW_HIDDEN_SUM;
+
+/// Which tokens of a row a hidden state is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HiddenState {
+    /// The last one.
+    Last,
+    /// The first one.
+    First,
+    /// The sum over all tokens, in their order. For a prompt in several chunks, add the sums of its rows.
+    Sum,
+}
+
 /// Tokens to append to one sequence, and the outputs requested after them. A sequence has at most one row in a
 /// step.
 ///
@@ -139,6 +153,19 @@ impl<'a> Row<'a> {
         self
     }
 
+    /// Returns a hidden state: values after the final norm, from which logits are computed. Needs
+    /// [`EngineOptions::hidden_states`](crate::EngineOptions::hidden_states). A row that asks for nothing else
+    /// computes no logits.
+    pub fn hidden_state(mut self, of: HiddenState) -> Self {
+        self.flags &= !HIDDEN_FLAGS;
+        self.flags |= match of {
+            HiddenState::Last => ffi::WCUDA_ROW_HIDDEN_LAST,
+            HiddenState::First => ffi::WCUDA_ROW_HIDDEN_FIRST,
+            HiddenState::Sum => ffi::WCUDA_ROW_HIDDEN_SUM,
+        };
+        self
+    }
+
     fn token_count(&self) -> usize {
         if self.flags & ffi::WCUDA_ROW_FEED_SAMPLED != 0 {
             1
@@ -204,6 +231,11 @@ impl<'a> Step<'a> {
             rows: self.0.len(),
             top: self.0.iter().map(top).sum(),
             logits_rows: self.0.iter().map(Row::logits_rows).sum(),
+            hidden_states: self
+                .0
+                .iter()
+                .filter(|row| row.flags & HIDDEN_FLAGS != 0)
+                .count(),
         }
     }
 }
@@ -384,6 +416,7 @@ pub struct RowResult {
     pub logprob: f32,
     top: (usize, usize),
     logits: (usize, usize),
+    hidden_states: (usize, usize),
 }
 
 /// The outputs of one step.
@@ -416,7 +449,9 @@ pub struct StepOutput {
     rows: Vec<RowResult>,
     top_logprobs: Vec<f32>,
     logits: Vec<f32>,
+    hidden_states: Vec<f32>,
     vocabulary_size: usize,
+    embedding_length: usize,
     /// Time on the device, in nanoseconds.
     pub device_ns: u64,
     /// Whether this step had to capture a graph first.
@@ -442,28 +477,35 @@ impl StepOutput {
 
     /// Logits of a row, (requested tokens, vocabulary), before bias, mask and penalties.
     pub fn logits(&self, row: &RowResult) -> &[f32] {
-        let (first, count) = row.logits;
-        let (start, end) = (
-            first * self.vocabulary_size,
-            (first + count) * self.vocabulary_size,
-        );
-        self.logits.get(start..end).unwrap_or(&[])
+        vectors(&self.logits, row.logits, self.vocabulary_size)
+    }
+
+    /// Hidden state of a row, (embedding length); empty if the row returned none.
+    pub fn hidden_state(&self, row: &RowResult) -> &[f32] {
+        vectors(
+            &self.hidden_states,
+            row.hidden_states,
+            self.embedding_length,
+        )
     }
 
     /// Allocates room, calls `wait` to write into it, and stores the result. On failure it is empty.
     pub(crate) fn fill(
         &mut self,
         size: OutputSize,
-        vocabulary_size: usize,
+        [vocabulary_size, embedding_length]: [usize; 2],
         wait: impl FnOnce(&mut ffi::wcuda_step_output) -> Result<()>,
     ) -> Result<()> {
         self.rows.clear();
         self.vocabulary_size = vocabulary_size;
+        self.embedding_length = embedding_length;
         self.native_rows
             .resize(size.rows, ffi::wcuda_row_result::init());
         self.native_top.resize(size.top, 0);
         self.top_logprobs.resize(size.top, 0.0);
         self.logits.resize(size.logits_rows * vocabulary_size, 0.0);
+        self.hidden_states
+            .resize(size.hidden_states * embedding_length, 0.0);
         let mut native = ffi::wcuda_step_output::init();
         native.row_capacity = to_u32(size.rows, "rows of a step")?;
         native.rows = self.native_rows.as_mut_ptr();
@@ -476,6 +518,10 @@ impl StepOutput {
         if !self.logits.is_empty() {
             native.logits = self.logits.as_mut_ptr();
         }
+        native.hidden_states_capacity = self.hidden_states.len() as u64;
+        if !self.hidden_states.is_empty() {
+            native.hidden_states = self.hidden_states.as_mut_ptr();
+        }
         wait(&mut native)?;
         self.device_ns = native.device_ns;
         self.captured = native.captured != 0;
@@ -483,6 +529,13 @@ impl StepOutput {
         self.rows.extend(written.map(RowResult::from_native));
         Ok(())
     }
+}
+
+/// `count` vectors of `width` values from vector `first` on.
+fn vectors(values: &[f32], (first, count): (usize, usize), width: usize) -> &[f32] {
+    values
+        .get(first * width..(first + count) * width)
+        .unwrap_or(&[])
 }
 
 impl RowResult {
@@ -502,6 +555,10 @@ impl RowResult {
             logprob: native.logprob,
             top: (native.top_offset as usize, native.top_count as usize),
             logits: (native.logits_offset as usize, native.logits_count as usize),
+            hidden_states: (
+                native.hidden_states_offset as usize,
+                native.hidden_states_count as usize,
+            ),
         }
     }
 }

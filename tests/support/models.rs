@@ -38,6 +38,13 @@ pub fn tiny() -> Model {
     Model::load(&host(), &Gguf::open(tiny_path()).expect("the tiny model")).expect("it loads")
 }
 
+/// Values of a numpy forward pass (tools/oracle/test_forward.py): (tokens, embedding length)
+pub fn golden_hidden_states(model: &Path) -> Vec<f32> {
+    let bytes = std::fs::read(model.with_extension("hidden")).expect("a file of hidden states");
+    let values = bytes.chunks_exact(4).map(|value| value.try_into().unwrap());
+    values.map(f32::from_le_bytes).collect()
+}
+
 /// Tokens and f32 logits (tokens, vocabulary) that belong to a tiny model.
 pub fn golden(model: &Path) -> (Vec<Token>, Vec<f32>) {
     let bytes = std::fs::read(model.with_extension("golden")).expect("a golden file");

@@ -148,8 +148,8 @@ class Model:
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, head // group]
         return linear(out.reshape(n, -1), block("attn_output.weight"), block("attn_output.bias"))
 
-    def logits(self, tokens):
-        """(n, vocabulary) f32 of the n tokens of one sequence."""
+    def hidden_states(self, tokens):
+        """(n, dim) f32 after the final norm, of the n tokens of one sequence."""
         tensor = self.file.tensor
         x = tensor("token_embd.weight")[np.asarray(tokens)]
         for layer in range(self.layers):
@@ -162,9 +162,13 @@ class Model:
             gate = linear(h, block("ffn_gate.weight"), block("ffn_gate.bias"))
             up = linear(h, block("ffn_up.weight"), block("ffn_up.bias"))
             x = x + linear(silu(gate) * up, block("ffn_down.weight"), block("ffn_down.bias"))
-        x = rms_norm(x, tensor("output_norm.weight"), self.epsilon)
+        return rms_norm(x, tensor("output_norm.weight"), self.epsilon)
+
+    def logits(self, tokens):
+        """(n, vocabulary) f32 of the n tokens of one sequence."""
+        tensor = self.file.tensor
         output = tensor("output.weight")
-        return linear(x, tensor("token_embd.weight") if output is None else output,
+        return linear(self.hidden_states(tokens), tensor("token_embd.weight") if output is None else output,
                       tensor("output.bias"))
 
 

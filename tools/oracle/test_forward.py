@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks forward.py against the logits of `transformers` for tiny models of each family.
+"""Checks forward.py against the logits of `transformers` for tiny models of each family. With --write, also
+writes its hidden states for the same tokens: NAME.hidden, f32 (tokens, embedding length) after the final norm.
 
-Run: python tools/oracle/test_forward.py   (needs numpy and gguf==0.19.0)
+Run: python tools/oracle/test_forward.py [--write]   (needs numpy and gguf==0.19.0)
 """
 
 import pathlib
@@ -29,8 +30,12 @@ def main():
     paths = sorted(MODELS.glob("*.gguf"))
     for path in paths:
         tokens, expected = read_golden(path.with_suffix(".golden"))
-        error = np.abs(forward.Model(path).logits(tokens) - expected).max()
+        model = forward.Model(path)
+        error = np.abs(model.logits(tokens) - expected).max()
         good = error <= TOLERANCE
+        if good and "--write" in sys.argv[1:]:
+            path.with_suffix(".hidden").write_bytes(
+                model.hidden_states(tokens).astype(np.float32).tobytes())
         failed += not good
         print(f"{'ok  ' if good else 'FAIL'} {path.stem}: largest error {error:.2e}")
     print(f"{len(paths) - failed} passed, {failed} failed")

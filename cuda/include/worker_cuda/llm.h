@@ -211,6 +211,8 @@ WCUDA_API wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_ty
  * WCUDA_INVALID_ARGUMENT. */
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_ON ((uint64_t)1 << 2)
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_OFF ((uint64_t)1 << 3)
+/* Rows may return hidden states. Takes scratch memory for two steps of max_batch_rows vectors. */
+#define WCUDA_ENGINE_HIDDEN_STATES ((uint64_t)1 << 4)
 
 typedef struct wcuda_engine_options {
   uint32_t struct_size;
@@ -600,6 +602,12 @@ typedef struct wcuda_sampling {
 #define WCUDA_ROW_LOGITS_ALL ((uint32_t)1 << 3)   /* return the logits of every token in the row */
 #define WCUDA_ROW_SAMPLE_LATE ((uint32_t)1 << 4)  /* with WCUDA_ROW_SAMPLE: in wcuda_step_sample, which also
                                                      takes the mask; that of `sampling` must be NULL */
+/* Return a hidden state: embedding_length values after the final norm, from which logits are computed. A row
+ * has at most one of these flags, and needs WCUDA_ENGINE_HIDDEN_STATES. */
+#define WCUDA_ROW_HIDDEN_LAST ((uint32_t)1 << 6)  /* of the row's last token */
+#define WCUDA_ROW_HIDDEN_FIRST ((uint32_t)1 << 7) /* of the row's first token */
+#define WCUDA_ROW_HIDDEN_SUM ((uint32_t)1 << 8)   /* the sum over the row's tokens, in their order. For a
+                                                     prompt in several chunks, add the sums of its rows. */
 
 typedef struct wcuda_row {
   uint32_t struct_size;
@@ -664,8 +672,11 @@ typedef struct wcuda_row_result {
   uint64_t logits_offset;  /* number of vectors in `logits` before those of this row */
   uint32_t top_count;      /* number of the row's entries in top_tokens and top_logprobs */
   uint32_t logits_count;   /* number of the row's logits vectors */
+  uint64_t hidden_states_offset; /* number of vectors in `hidden_states` before that of this row */
+  uint32_t hidden_states_count;  /* 1 if the row returns a hidden state; otherwise 0 */
+  uint32_t reserved;
 } wcuda_row_result;
-#define WCUDA_ROW_RESULT_INIT {sizeof(wcuda_row_result), 0, 0, 0, 0, 0.0f, 0, 0, 0, 0}
+#define WCUDA_ROW_RESULT_INIT {sizeof(wcuda_row_result), 0, 0, 0, 0, 0.0f, 0, 0, 0, 0, 0, 0, 0}
 
 /* Outputs of a step, in memory of the caller. Pass NULL with capacity 0 for an output that is not
  * wanted. */
@@ -685,8 +696,12 @@ typedef struct wcuda_step_output {
   uint64_t device_ns;       /* time that the step took on the device, without waiting for masks */
   int32_t captured;         /* 1: the library captured a CUDA graph before it could run this step */
   uint32_t reserved;
+  /* The caller sets the fields below. */
+  uint64_t hidden_states_capacity; /* in floats */
+  float* hidden_states;     /* f32 vectors of embedding_length values, in the order of the rows */
 } wcuda_step_output;
-#define WCUDA_STEP_OUTPUT_INIT {sizeof(wcuda_step_output), 0, NULL, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0}
+#define WCUDA_STEP_OUTPUT_INIT \
+  {sizeof(wcuda_step_output), 0, NULL, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, 0, NULL}
 
 /* Waits until the step has finished and copies its outputs. Tickets must be waited for in order: if an
  * older step is in flight, or late rows are not sampled, the function returns WCUDA_INVALID_STATE. A

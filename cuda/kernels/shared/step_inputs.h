@@ -48,6 +48,10 @@ constexpr uint32_t kRowSample = 2;
 constexpr uint32_t kRowLogitsLast = 4;  // of its last token returned
 constexpr uint32_t kRowLogitsAll = 8;
 constexpr uint32_t kRowSampleLate = 16;  // with kRowSample: not until the caller says how
+constexpr uint32_t kRowHiddenLast = 64;  // at most one of these three
+constexpr uint32_t kRowHiddenFirst = 128;
+constexpr uint32_t kRowHiddenSum = 256;
+constexpr uint32_t kRowHidden = kRowHiddenLast | kRowHiddenFirst | kRowHiddenSum;
 
 // One row of a step, on the host and on the device: consecutive tokens of one sequence.
 // token_count 0: a row that pads the batch and does nothing.
@@ -68,7 +72,8 @@ struct StepRow {
   constexpr uint32_t logits_returned() const {
     return (flags & kRowLogitsAll) != 0 ? token_count : (flags & kRowLogitsLast) != 0 ? 1 : 0;
   }
-  // And that are computed, the last to sample from.
+  constexpr uint32_t hidden_states_returned() const { return (flags & kRowHidden) != 0 ? 1 : 0; }
+  // And rows of logits that are computed, the last to sample from.
   constexpr uint32_t logits_count() const {
     const uint32_t returned = logits_returned();
     return returned == 0 && (flags & kRowSample) != 0 ? 1 : returned;

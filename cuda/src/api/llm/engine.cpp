@@ -94,14 +94,21 @@ static_assert(kernels::kRowFeedSampled == WCUDA_ROW_FEED_SAMPLED &&
               kernels::kRowSample == WCUDA_ROW_SAMPLE &&
               kernels::kRowLogitsLast == WCUDA_ROW_LOGITS_LAST &&
               kernels::kRowLogitsAll == WCUDA_ROW_LOGITS_ALL &&
-              kernels::kRowSampleLate == WCUDA_ROW_SAMPLE_LATE);
+              kernels::kRowSampleLate == WCUDA_ROW_SAMPLE_LATE &&
+              kernels::kRowHiddenLast == WCUDA_ROW_HIDDEN_LAST &&
+              kernels::kRowHiddenFirst == WCUDA_ROW_HIDDEN_FIRST &&
+              kernels::kRowHiddenSum == WCUDA_ROW_HIDDEN_SUM);
 
 Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t index,
                 engine::Row* row) {
   constexpr uint32_t kKnownFlags = WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE |
                                    WCUDA_ROW_LOGITS_LAST | WCUDA_ROW_LOGITS_ALL |
-                                   WCUDA_ROW_SAMPLE_LATE;
+                                   WCUDA_ROW_SAMPLE_LATE | kernels::kRowHidden;
   WCUDA_TRY(check_flags(given.flags, kKnownFlags, "row flags"));
+  const uint32_t hidden = given.flags & kernels::kRowHidden;
+  if ((hidden & (hidden - 1)) != 0)
+    return invalid_argument("row %u: WCUDA_ROW_HIDDEN_LAST, _FIRST and _SUM exclude each other",
+                            index);
   WCUDA_ASSIGN(const auto object, resolve(given.sequence, "row.sequence"));
   if (object->owner.get() != &owner)
     return Status::error(WCUDA_INVALID_HANDLE, "row %u: the sequence is of another engine", index);
@@ -159,6 +166,7 @@ wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
     out.kv_type = static_cast<int32_t>(limits.kv_type);
     out.flags = (limits.batch_invariant ? WCUDA_ENGINE_BATCH_INVARIANT : 0) |
                 (limits.poison_free_pages ? WCUDA_ENGINE_POISON_FREE_PAGES : 0) |
+                (limits.has_hidden_states ? WCUDA_ENGINE_HIDDEN_STATES : 0) |
                 (found.has_persistent_layers ? WCUDA_ENGINE_PERSISTENT_LAYERS_ON
                                              : WCUDA_ENGINE_PERSISTENT_LAYERS_OFF);
     out.max_sequences = limits.max_sequences;

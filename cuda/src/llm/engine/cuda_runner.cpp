@@ -137,6 +137,7 @@ class CudaRunner final : public Runner {
   void execute(const Command& command) override;
   Status warm_up() override;
   Status copy_logits(const Ticket& ticket, uint64_t first, uint64_t count, float* target) override;
+  Status copy_hidden_state(const Ticket& ticket, size_t row, float* target) override;
   const int32_t* top_tokens(const Ticket& ticket) const override {
     return pinned<int32_t>(ticket.parity, sizes_.top_tokens);
   }
@@ -145,8 +146,8 @@ class CudaRunner final : public Runner {
   }
 
  private:
-  // parity, rows, positions, logits, filters, shared prefix
-  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool, bool>;
+  // parity, rows, positions, logits, filters, shared prefix, hidden states
+  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool, bool, bool>;
   struct CapturedStep {
     std::unique_ptr<CudaGraph> graph;
     bool has_persistent_layers = false;
@@ -463,8 +464,9 @@ Status CudaRunner::queue_step(const Shape& shape, bool has_persistent_layers,
 }
 
 Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shape, bool* captured) {
-  const GraphKey key{shape.parity,       shape.row_count,   shape.max_positions,
-                     shape.logits_count, shape.has_filters, shape.has_shared_prefix};
+  const GraphKey key{shape.parity,           shape.row_count,   shape.max_positions,
+                     shape.logits_count,     shape.has_filters, shape.has_shared_prefix,
+                     shape.has_hidden_states};
   const auto found = graphs_.find(key);
   if (found != graphs_.end()) return &found->second;
   *captured = true;
@@ -694,6 +696,13 @@ Status CudaRunner::copy_logits(const Ticket& ticket, uint64_t first, uint64_t co
   const float* const logits = machine_.in_ticket<float>(ticket.parity, machine_.layout.logits);
   return backend_.copy_to_host(target, logits + first * sizes_.vocabulary,
                                count * sizes_.vocabulary * sizeof(float));
+}
+
+Status CudaRunner::copy_hidden_state(const Ticket& ticket, size_t row, float* target) {
+  const uint64_t width = machine_.model->config().embedding_length;
+  const float* const states =
+      machine_.in_ticket<float>(ticket.parity, machine_.layout.hidden_states);
+  return backend_.copy_to_host(target, states + row * width, width * sizeof(float));
 }
 
 // ---- warm-up

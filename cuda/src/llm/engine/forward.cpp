@@ -46,6 +46,10 @@ class Pass {
         return attention(node);
       case Operation::kPersistentLayers:
         return persistent_layers(node);
+      case Operation::kHiddenState:
+        return ops_.hidden_state(node,
+                                 {step_.batch, a_.x, config_.embedding_length, weights_.output_norm,
+                                  config_.norm_epsilon, a_.hidden, step_.hidden_states});
       case Operation::kSoftcapLogits:
         return ops_.softcap(
             node, {step_.logits, uint64_t{plan_.shape.logits_count} * config_.vocabulary_size,

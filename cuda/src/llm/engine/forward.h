@@ -24,6 +24,7 @@ struct StepArgs {
   Activations activations{};
   const uint32_t* logits_indices = nullptr;  // (logits_count) tokens whose logits are wanted
   float* logits = nullptr;                   // (logits_count, vocabulary)
+  float* hidden_states = nullptr;            // (row_count, embedding_length)
 };
 
 // Called before and after each node.

@@ -162,6 +162,13 @@ class HostRunner final : public Runner {
     std::copy_n(logits + first * vocabulary, count * vocabulary, target);
     return {};
   }
+  Status copy_hidden_state(const Ticket& ticket, size_t row, float* target) override {
+    const uint64_t width = machine_.model->config().embedding_length;
+    std::copy_n(
+        machine_.in_ticket<float>(ticket.parity, machine_.layout.hidden_states) + row * width,
+        width, target);
+    return {};
+  }
   const int32_t* top_tokens(const Ticket& ticket) const override {
     return machine_.in_ticket<int32_t>(ticket.parity, machine_.layout.top_tokens);
   }

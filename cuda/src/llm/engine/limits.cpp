@@ -31,8 +31,8 @@ Status check_range(const char* name, uint64_t value, uint64_t limit) {
 Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config) {
   constexpr uint64_t kPersistentFlags =
       WCUDA_ENGINE_PERSISTENT_LAYERS_ON | WCUDA_ENGINE_PERSISTENT_LAYERS_OFF;
-  constexpr uint64_t kKnownFlags =
-      WCUDA_ENGINE_BATCH_INVARIANT | WCUDA_ENGINE_POISON_FREE_PAGES | kPersistentFlags;
+  constexpr uint64_t kKnownFlags = WCUDA_ENGINE_BATCH_INVARIANT | WCUDA_ENGINE_POISON_FREE_PAGES |
+                                   WCUDA_ENGINE_HIDDEN_STATES | kPersistentFlags;
   if (options.flags & ~kKnownFlags)
     return invalid_argument("engine flags 0x%" PRIx64 " contain unknown bits", options.flags);
   if (options.kv_type < WCUDA_KV_F16 || options.kv_type > WCUDA_KV_FP8_E4M3)
@@ -58,6 +58,7 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   limits.kv_type = static_cast<ops::KvType>(options.kv_type);
   limits.batch_invariant = options.flags & WCUDA_ENGINE_BATCH_INVARIANT;
   limits.poison_free_pages = options.flags & WCUDA_ENGINE_POISON_FREE_PAGES;
+  limits.has_hidden_states = options.flags & WCUDA_ENGINE_HIDDEN_STATES;
   if (options.flags & WCUDA_ENGINE_PERSISTENT_LAYERS_ON)
     limits.persistent_layers = ops::PersistentLayers::kOn;
   if (options.flags & WCUDA_ENGINE_PERSISTENT_LAYERS_OFF)
@@ -124,6 +125,8 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   layout.logits = ticket.reserve({limits.max_logits_rows, config.vocabulary_size, sizeof(float)});
   layout.top_tokens = ticket.reserve({rows, limits.max_top_logprobs, sizeof(int32_t)});
   layout.top_logprobs = ticket.reserve({rows, limits.max_top_logprobs, sizeof(float)});
+  layout.hidden_states =
+      ticket.reserve({limits.has_hidden_states ? rows : 0, config.embedding_length, sizeof(float)});
   layout.ticket_stride = ticket.bytes();
   scratch.reserve({2, layout.ticket_stride});
   layout.scratch_bytes = scratch.bytes();

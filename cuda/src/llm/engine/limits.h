@@ -15,6 +15,7 @@ namespace wcuda::engine {
 struct Limits : ops::Limits {
   ops::KvType kv_type = ops::KvType::kF16;
   bool poison_free_pages = false;
+  bool has_hidden_states = false;
   uint32_t max_sequences = 0;
   uint32_t max_top_logprobs = 0;
   uint32_t page_count = 0;
@@ -54,6 +55,7 @@ struct Layout {
   uint64_t logits = 0;          // f32 (max_logits_rows, vocabulary)
   uint64_t top_tokens = 0;      // int32 (max_batch_rows, max_top_logprobs)
   uint64_t top_logprobs = 0;    // f32, likewise
+  uint64_t hidden_states = 0;   // f32 (max_batch_rows, embedding_length), if there are any
   uint64_t ticket_stride = 0;
   uint64_t scratch_bytes = 0;
 

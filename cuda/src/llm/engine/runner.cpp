@@ -34,6 +34,7 @@ StepArgs Machine::step(uint32_t parity, const ops::Batch& batch) const {
   step.activations = activations();
   step.logits_indices = inputs(parity).logits_indices;
   step.logits = in_ticket<float>(parity, layout.logits);
+  step.hidden_states = in_ticket<float>(parity, layout.hidden_states);
   return step;
 }
 

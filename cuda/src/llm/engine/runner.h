@@ -68,6 +68,8 @@ class Runner {
   // Copies `count` rows of logits, from row `first` on, of a ticket that is done.
   virtual Status copy_logits(const Ticket& ticket, uint64_t first, uint64_t count,
                              float* target) = 0;
+  // Copies the hidden state of row `row` of a ticket that is done.
+  virtual Status copy_hidden_state(const Ticket& ticket, size_t row, float* target) = 0;
   // Return the alternatives of a ticket, (rows, max_top_logprobs), in host memory.
   virtual const int32_t* top_tokens(const Ticket& ticket) const = 0;
   virtual const float* top_logprobs(const Ticket& ticket) const = 0;

@@ -49,6 +49,9 @@ Status Engine::check_row(const Row& row, size_t index) const {
     if (row.tokens[i] < 0 || static_cast<uint32_t>(row.tokens[i]) >= vocabulary)
       return Status::error(WCUDA_OUT_OF_RANGE, "row %zu: token %u is %d, the vocabulary has %u",
                            index, i, row.tokens[i], vocabulary);
+  if (row.step.hidden_states_returned() != 0 && !limits.has_hidden_states)
+    return invalid_argument(
+        "row %zu: a hidden state needs an engine with WCUDA_ENGINE_HIDDEN_STATES", index);
   if (uint64_t{sequence.length()} + count > limits.max_sequence_tokens)
     return Status::error(WCUDA_LIMIT_EXCEEDED,
                          "row %zu: %u tokens after %u would pass max_sequence_tokens %u", index,
@@ -146,6 +149,7 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   ++shape.row_count;
   shape.token_count += step.token_count;
   shape.logits_count += step.logits_count();
+  shape.has_hidden_states |= step.hidden_states_returned() != 0;
   shape.min_row_tokens =
       index == 0 ? step.token_count : std::min(shape.min_row_tokens, step.token_count);
   shape.max_row_tokens = std::max(shape.max_row_tokens, step.token_count);
@@ -317,10 +321,11 @@ void Engine::finish(const Ticket& ticket) {
 }
 
 Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& output) const {
-  uint64_t top = 0, logits = 0;
+  uint64_t top = 0, logits = 0, hidden_states = 0;
   for (const Row& row : ticket.rows) {
     top += row.is_sampled() ? row.sampling.top_logprobs : 0;
     logits += row.step.logits_returned();
+    hidden_states += row.step.hidden_states_returned();
   }
   logits *= config().vocabulary_size;
   const auto check = [](const char* name, uint64_t needed, uint64_t capacity) -> Status {
@@ -331,14 +336,16 @@ Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& outpu
   WCUDA_TRY(check("row_capacity", ticket.rows.size(), output.rows ? output.row_capacity : 0));
   const bool has_top = output.top_tokens && output.top_logprobs;
   WCUDA_TRY(check("top_capacity", top, has_top ? output.top_capacity : 0));
-  return check("logits_capacity", logits, output.logits ? output.logits_capacity : 0);
+  WCUDA_TRY(check("logits_capacity", logits, output.logits ? output.logits_capacity : 0));
+  return check("hidden_states_capacity", hidden_states * config().embedding_length,
+               output.hidden_states ? output.hidden_states_capacity : 0);
 }
 
 Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) const {
   const uint64_t vocabulary = config().vocabulary_size;
   const int32_t* top_tokens = runner_->top_tokens(ticket);
   const float* top_logprobs = runner_->top_logprobs(ticket);
-  uint64_t top_offset = 0, logits_offset = 0;
+  uint64_t top_offset = 0, logits_offset = 0, hidden_states_offset = 0;
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const ops::StepRow& row = ticket.rows[i].step;
     const TicketRowResult& result = ticket.results[i];
@@ -361,6 +368,12 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
     if (written.logits_count > 0)
       WCUDA_TRY(runner_->copy_logits(ticket, row.logits_first, written.logits_count,
                                      output->logits + logits_offset * vocabulary));
+    written.hidden_states_offset = hidden_states_offset;
+    written.hidden_states_count = row.hidden_states_returned();
+    if (written.hidden_states_count > 0)
+      WCUDA_TRY(runner_->copy_hidden_state(
+          ticket, i, output->hidden_states + hidden_states_offset * config().embedding_length));
+    hidden_states_offset += written.hidden_states_count;
     top_offset += written.top_count;
     logits_offset += written.logits_count;
     output->rows[i] = written;

@@ -62,6 +62,7 @@ class HostOps final : public Ops {
   }
   Status rope_kv(const Node& node, const RopeKvArgs& args) override;
   Status attention(const Node& node, const AttentionArgs& args) override;
+  Status hidden_state(const Node& node, const HiddenStateArgs& args) override;
   Status softcap(const Node& node, const SoftcapArgs& args) override;
 
  private:
@@ -247,6 +248,30 @@ Status HostOps::attention(const Node&, const AttentionArgs& args) {
     tile.sinks = args.sinks == nullptr ? nullptr : args.sinks + head * group_size;
     tile.work = scratch_.attention + thread * attention_floats(limits_);
     kernels_.attend(tile);
+  });
+  return {};
+}
+
+Status HostOps::hidden_state(const Node&, const HiddenStateArgs& args) {
+  WCUDA_TRY(check_batch(args.batch));
+  WCUDA_CHECK(args.x != nullptr && args.norm != nullptr && args.out != nullptr);
+  WCUDA_CHECK(args.cols <= cols_max(limits_));
+  const uint64_t row_work_bytes = align_up(Linear::row_work_bytes(cols_max(limits_)), 64);
+  pool_->parallel_for(args.batch->row_count, [&](uint32_t r, uint32_t thread) {
+    const StepRow& row = args.batch->rows[r];
+    if (row.hidden_states_returned() == 0) return;
+    const bool is_sum = (row.flags & kernels::kRowHiddenSum) != 0;
+    const bool is_last = (row.flags & kernels::kRowHiddenLast) != 0;
+    const uint32_t first = row.first_token + (is_last ? row.token_count - 1 : 0);
+    float* const out = args.out + uint64_t{r} * args.cols;
+    kernels_.rms_norm(args.x + uint64_t{first} * args.cols, args.norm, args.cols, args.epsilon,
+                      out);
+    auto* const h = reinterpret_cast<float*>(scratch_.row_work + thread * row_work_bytes);
+    for (uint32_t i = 1; is_sum && i < row.token_count; ++i) {
+      kernels_.rms_norm(args.x + (uint64_t{first} + i) * args.cols, args.norm, args.cols,
+                        args.epsilon, h);
+      for (uint32_t c = 0; c < args.cols; ++c) out[c] += h[c];
+    }
   });
   return {};
 }

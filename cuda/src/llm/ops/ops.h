@@ -135,6 +135,18 @@ struct SoftcapArgs {
   float softcap;  // above 0
 };
 
+// out[r] = h of the first or the last token of row r, or the sum of h over its tokens in their
+// order, where h = rms_norm(x) * norm. Vectors of rows without a kRowHidden… flag stay as they are.
+struct HiddenStateArgs {
+  const Batch* batch;
+  const float* x;  // (token_count, cols)
+  uint32_t cols;
+  Vector norm;  // (cols)
+  float epsilon;
+  float* work;  // (token_count) floats, which the operation overwrites
+  float* out;   // (row_count, cols)
+};
+
 // There is one implementation per backend and one object per engine. Every function executes the
 // given node and checks its shapes; a mismatch is an internal error, because the caller is the
 // engine. Sums have a fixed order, so results are deterministic. An object keeps no state between
@@ -160,6 +172,7 @@ class Ops {
   virtual Status persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) = 0;
   virtual Status rope_kv(const Node& node, const RopeKvArgs& args) = 0;
   virtual Status attention(const Node& node, const AttentionArgs& args) = 0;
+  virtual Status hidden_state(const Node& node, const HiddenStateArgs& args) = 0;
   virtual Status softcap(const Node& node, const SoftcapArgs& args) = 0;
 };
 

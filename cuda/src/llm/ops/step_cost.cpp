@@ -60,6 +60,9 @@ class Counter {
         break;
       case Operation::kAttention:
         return attention(node);
+      case Operation::kHiddenState:  // as if each row returned a sum
+        cost.bytes = (2 * tokens + shape_.row_count) * embedding * 4;
+        break;
       case Operation::kSoftcapLogits:
         cost.bytes = uint64_t{8} * step_.logits_count * config_.vocabulary_size;
         break;

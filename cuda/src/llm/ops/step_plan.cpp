@@ -26,7 +26,7 @@ class Planner {
   }
 
   StepPlan run() {
-    plan_.nodes.reserve(6 + uint64_t{config_.layer_count} * 7);
+    plan_.nodes.reserve(7 + uint64_t{config_.layer_count} * 7);
     start();
     add(Operation::kEmbed, on_device(Kernel::kEmbed), kNoLayer, Form::kTokens, Form::kF32);
     for (uint32_t layer = 0; layer < config_.layer_count; ++layer) {
@@ -35,6 +35,9 @@ class Planner {
       attention(layer);
       after_attention(layer);
     }
+    if (plan_.shape.has_hidden_states)
+      add(Operation::kHiddenState, on_device(Kernel::kHiddenState), kNoLayer, Form::kF32,
+          Form::kF32);
     if (plan_.shape.logits_count != 0 && !has_next_) linear(Operation::kLogits, kNoLayer);
     if (plan_.shape.logits_count != 0 && config_.logit_softcap != 0.0f)
       add(Operation::kSoftcapLogits, on_device(Kernel::kSoftcap), kNoLayer, Form::kF32, Form::kF32);
@@ -256,7 +259,8 @@ const char* operation_name(Operation operation) {
                                     "plan_attention",   "rotary_table",     "embed",
                                     "query_key_value",  "rotate_and_store", "attention",
                                     "attention_output", "gate_up",          "down",
-                                    "logits",           "softcap_logits",   "persistent_layers"};
+                                    "hidden_state",     "logits",           "softcap_logits",
+                                    "persistent_layers"};
   static_assert(std::size(kNames) == static_cast<size_t>(Operation::kPersistentLayers) + 1);
   return kNames[static_cast<size_t>(operation)];
 }
@@ -279,8 +283,9 @@ const char* kernel_name(Kernel kernel) {
                                     "attention_prefill",
                                     "attention_prefill_warpgroup",
                                     "attention_shared",
-                                    "softcap"};
-  static_assert(std::size(kNames) == static_cast<size_t>(Kernel::kSoftcap) + 1);
+                                    "softcap",
+                                    "hidden_state"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Kernel::kHiddenState) + 1);
   return kNames[static_cast<size_t>(kernel)];
 }
 

@@ -55,6 +55,7 @@ struct StepShape {
   // Leading pages that rows share are read once for all of them: what StepRow::shared_pages and
   // shared_rows say holds. Needs allows_shared_prefix.
   bool has_shared_prefix = false;
+  bool has_hidden_states = false;  // rows return hidden states
 };
 
 enum class Operation : uint8_t {
@@ -70,6 +71,7 @@ enum class Operation : uint8_t {
   kAttentionOutput,   // x += W · attention
   kGateUp,            // activation(gate) * up, with gate and up = W · rms_norm(x)
   kDown,              // x += W · (activation(gate) * up)
+  kHiddenState,       // hidden states of rows, from rms_norm(x)
   kLogits,            // logits = W · rms_norm(x)
   kSoftcapLogits,     // logits = softcap * tanh(logits / softcap)
   kPersistentLayers,  // two to four linear layers, from kAttentionOutput on, in one kernel
@@ -94,6 +96,7 @@ enum class Kernel : uint8_t {
   kAttentionPrefillWarpgroup,
   kAttentionShared,  // of pages that rows of one token share; kAttentionDecode adds the others
   kSoftcap,
+  kHiddenState,
 };
 
 // The form of an activation (tokens, values) in memory, or what the start of a step computes into

@@ -39,6 +39,9 @@ class FailingOps : public ops::Ops {
   Status attention(const ops::Node& n, const ops::AttentionArgs& a) override {
     return inner_->attention(n, a);
   }
+  Status hidden_state(const ops::Node& n, const ops::HiddenStateArgs& a) override {
+    return inner_->hidden_state(n, a);
+  }
   Status softcap(const ops::Node& n, const ops::SoftcapArgs& a) override {
     return inner_->softcap(n, a);
   }

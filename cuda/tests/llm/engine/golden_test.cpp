@@ -34,6 +34,16 @@ struct Golden {
   std::vector<float> logits;  // (tokens, vocabulary)
 };
 
+// (tokens, width) after the final norm, by a numpy forward pass (tools/oracle/test_forward.py).
+std::vector<float> read_hidden_states(const Golden& golden) {
+  std::ifstream file(std::filesystem::path(golden.model_path).replace_extension(".hidden"),
+                     std::ios::binary);
+  const std::string data((std::istreambuf_iterator<char>(file)), {});
+  std::vector<float> states(data.size() / sizeof(float));
+  std::memcpy(states.data(), data.data(), states.size() * sizeof(float));
+  return states;
+}
+
 Golden read_golden(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string data((std::istreambuf_iterator<char>(file)), {});
@@ -93,9 +103,15 @@ Result<std::shared_ptr<Backend>> open(const Place& place) {
       std::make_shared<OtherCapability>(opened.backend, place.capability));
 }
 
+// What a run returns besides logits: the hidden state of each step's row.
+struct HiddenStates {
+  uint32_t flag = 0;  // kRowHidden…
+  std::vector<std::vector<float>> of_steps;
+};
+
 // Logits of all tokens, teacher-forced.
-Status run(const Place& place, const Golden& golden, const Setup& setup,
-           std::vector<float>* logits) {
+Status run(const Place& place, const Golden& golden, const Setup& setup, std::vector<float>* logits,
+           HiddenStates* hidden = nullptr) {
   WCUDA_ASSIGN(const auto backend, open(place));
   WCUDA_ASSIGN(const auto file, gguf::Gguf::open_path(golden.model_path));
   WCUDA_ASSIGN(const auto model, model::Model::load(vram::Memory::create(backend, 0), file, {}));
@@ -105,6 +121,7 @@ Status run(const Place& place, const Golden& golden, const Setup& setup,
   limits.max_sequence_tokens = 128;
   limits.max_batch_tokens = 64;
   limits.max_logits_rows = 64;
+  if (hidden != nullptr) limits.flags = WCUDA_ENGINE_HIDDEN_STATES;
   WCUDA_ASSIGN(const auto engine, engine::Engine::create(model, limits));
   WCUDA_ASSIGN(const auto sequence, engine->create_sequence());
 
@@ -115,7 +132,7 @@ Status run(const Place& place, const Golden& golden, const Setup& setup,
     row.sequence = sequence;
     row.tokens = golden.tokens.data() + first;
     row.step.token_count = std::min(setup.tokens_a_step, count - first);
-    row.step.flags = kernels::kRowLogitsAll;
+    row.step.flags = kernels::kRowLogitsAll | (hidden != nullptr ? hidden->flag : 0);
     WCUDA_ASSIGN(const uint64_t ticket, engine->submit({row}));
     wcuda_row_result result = WCUDA_ROW_RESULT_INIT;
     wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
@@ -123,6 +140,12 @@ Status run(const Place& place, const Golden& golden, const Setup& setup,
     output.rows = &result;
     output.logits = logits->data() + size_t{first} * golden.vocabulary;
     output.logits_capacity = uint64_t{row.step.token_count} * golden.vocabulary;
+    if (hidden != nullptr) {
+      std::vector<float>& state =
+          hidden->of_steps.emplace_back(engine->config().embedding_length, NAN);
+      output.hidden_states = state.data();
+      output.hidden_states_capacity = state.size();
+    }
     WCUDA_TRY(engine->wait(ticket, -1, &output));
     if (result.status != WCUDA_ROW_OK)
       return Status::error(WCUDA_INTERNAL, "row status %d", result.status);
@@ -203,6 +226,45 @@ TEST_P(EngineGolden, every_family_and_rope_variant_gives_the_logits_of_transform
 TEST_P(EngineGolden, chunks_and_single_tokens_give_them_too) {
   expect_close(place(), families(), {WCUDA_KV_F16, 7}, kLargest, kMeanKl);
   expect_close(place(), families(), {WCUDA_KV_F16, 1}, kLargest, kMeanKl);
+}
+
+// Measured: a value of ±4 of one token off by 1.0e-2, on average over tokens by less.
+constexpr float kLargestHidden = 3e-2f;
+
+TEST_P(EngineGolden, hidden_states_of_rows_are_those_of_numpy) {
+  float largest = 0.0f;
+  for (const Golden& golden : families())
+    for (const uint32_t flag :
+         {kernels::kRowHiddenLast, kernels::kRowHiddenFirst, kernels::kRowHiddenSum})
+      for (const uint32_t tokens_a_step : {48u, 7u, 1u}) {
+        SCOPED_TRACE(golden.name + ", flag " + std::to_string(flag) + ", tokens a step " +
+                     std::to_string(tokens_a_step));
+        const std::vector<float> expected = read_hidden_states(golden);
+        const size_t count = golden.tokens.size(), width = expected.size() / count;
+        std::vector<float> logits;
+        HiddenStates hidden{flag, {}};
+
+        const Status status = run(place(), golden, {WCUDA_KV_F16, tokens_a_step}, &logits, &hidden);
+
+        ASSERT_TRUE(status.ok()) << status.message();
+        ASSERT_EQ(hidden.of_steps.size(), (count + tokens_a_step - 1) / tokens_a_step);
+        for (size_t step = 0; step < hidden.of_steps.size(); ++step) {
+          const std::vector<float>& state = hidden.of_steps[step];
+          ASSERT_EQ(state.size(), width);
+          const size_t begin = step * tokens_a_step,
+                       end = std::min<size_t>(begin + tokens_a_step, count);
+          const size_t first = flag == kernels::kRowHiddenLast ? end - 1 : begin;
+          const size_t last = flag == kernels::kRowHiddenFirst ? begin + 1 : end;
+          for (size_t i = 0; i < width; ++i) {
+            double sum = 0.0;
+            for (size_t t = first; t < last; ++t) sum += expected[t * width + i];
+            const double error = std::fabs(sum - state[i]) / static_cast<double>(last - first);
+            ASSERT_LE(error, kLargestHidden) << "step " << step << ", value " << i;
+            largest = std::max(largest, static_cast<float>(error));
+          }
+        }
+      }
+  std::printf("a value of a hidden state is off by at most %.1e a token\n", largest);
 }
 
 TEST_P(EngineGolden, quantized_keys_and_values_stay_near) {

@@ -28,6 +28,7 @@ struct Case {
   const char* name;
   Rows rows;
   bool is_batch_invariant = false;
+  uint32_t flags = 0;  // of each row
 };
 
 std::vector<Case> cases() {
@@ -42,7 +43,8 @@ std::vector<Case> cases() {
           {"a prompt of 40", {{40, 30}}},
           {"a prompt of 200", {{200, 0}}},
           {"prompts and tokens", {{150, 20}, {1, 300}, {2, 63}}},
-          {"batch-invariant prompts and tokens", {{150, 20}, {1, 300}, {2, 63}}, true}};
+          {"batch-invariant prompts and tokens", {{150, 20}, {1, 300}, {2, 63}}, true},
+          {"sums of hidden states", {{150, 20}, {1, 300}}, false, kernels::kRowHiddenSum}};
 }
 
 class StepNodes : public ::testing::TestWithParam<int32_t> {
@@ -80,6 +82,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     Limits& limits = machine_.limits;
     WCUDA_ASSIGN(limits, resolve_limits(kDefaults, config));
     limits.batch_invariant = c.is_batch_invariant;
+    limits.has_hidden_states = c.flags != 0;
     limits.persistent_layers = ops::PersistentLayers::kOn;
     // As small as the case allows, because the whole memory is copied around each node.
     limits.max_sequences = limits.max_batch_rows = limits.max_logits_rows =
@@ -108,7 +111,8 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
   }
 
   // The arrays of a step and, on a device, the block from which they are dealt out.
-  Status lay_out(const Rows& rows) {
+  Status lay_out(const Case& c) {
+    const Rows& rows = c.rows;
     const Limits& limits = machine_.limits;
     const Layout& layout = machine_.layout;
     std::vector<int32_t> tokens;
@@ -122,7 +126,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     for (uint32_t r = 0; r < rows.size(); ++r) {
       const auto [count, first] = rows[r];
       const auto token = static_cast<uint32_t>(tokens.size());
-      step_rows.push_back({token, count, first, r});
+      step_rows.push_back({token, count, first, r, c.flags});
       for (uint32_t i = 0; i < count; ++i) {
         tokens.push_back(static_cast<int32_t>((token + i) * 31 % 515));
         positions.push_back(first + i);
@@ -137,6 +141,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     }
     shape_.token_count = static_cast<uint32_t>(tokens.size());
     shape_.row_count = shape_.logits_count = static_cast<uint32_t>(rows.size());
+    shape_.has_hidden_states = c.flags != 0;
     batch_.token_count = shape_.token_count;
     batch_.row_count = shape_.row_count;
     batch_.page_table_stride = stride;
@@ -191,6 +196,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     step_.activations = machine_.activations();
     step_.logits_indices = machine_.in_ticket<uint32_t>(0, layout.logits_indices);
     step_.logits = machine_.in_ticket<float>(0, layout.logits);
+    step_.hidden_states = machine_.in_ticket<float>(0, layout.hidden_states);
     WCUDA_TRY(backend_->copy_to_device(area, block.data(), block.size()));
     if (!is_host()) return {};
     for (uint32_t i = 0; i < segment; ++i) {
@@ -299,7 +305,7 @@ TEST_P(StepNodes, give_alone_the_bits_they_give_within_the_step) {
     SCOPED_TRACE(c.name);
     Status status = open(c);
     ASSERT_TRUE(status.ok()) << status.message();
-    status = lay_out(c.rows);
+    status = lay_out(c);
     ASSERT_TRUE(status.ok()) << status.message();
     const ops::StepPlan plan = machine_.plan(shape_);
     const ops::DeviceTraits& device = machine_.ops->device();

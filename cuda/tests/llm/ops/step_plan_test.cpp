@@ -245,6 +245,23 @@ TEST(StepPlan, softcap_of_logits_is_a_node_where_config_has_one) {
   }
 }
 
+TEST(StepPlan, hidden_states_are_a_node_before_the_logits) {
+  const Family llama = families()[0];
+  const Limits limits = limits_of(llama.config, false);
+  for (const Device& device : devices()) {
+    StepShape shape{5, 1, 1, 5, 5, 5};
+    const StepPlan without = plan_step(llama.config, llama.weights, limits, device.traits, shape);
+    shape.has_hidden_states = true;
+    const StepPlan with = plan_step(llama.config, llama.weights, limits, device.traits, shape);
+
+    ASSERT_EQ(with.nodes.size(), without.nodes.size() + 1) << device.name;
+    const Node& node = with.nodes[with.nodes.size() - 2];
+    EXPECT_EQ(node.operation, Operation::kHiddenState) << device.name;
+    EXPECT_EQ(node.kernel, device.traits.is_host ? Kernel::kHost : Kernel::kHiddenState);
+    EXPECT_EQ(with.nodes.back().operation, Operation::kLogits) << device.name;
+  }
+}
+
 TEST(StepPlan, persistent_layers_follow_the_option_and_the_device) {
   const Family llama = families()[0], qwen2 = families()[1];
   const DeviceTraits hopper = devices()[2].traits;

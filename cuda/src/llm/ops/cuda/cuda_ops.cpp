@@ -8,6 +8,7 @@
 #include "kernels/ptx/code.h"
 #include "kernels/shared/arena.h"
 #include "kernels/step/embed.h"
+#include "kernels/step/hidden_state.h"
 #include "kernels/step/input_scatter.h"
 #include "kernels/step/softcap.h"
 #include "kernels/step/step.h"
@@ -71,6 +72,7 @@ class CudaOps final : public Ops {
   Status persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) override;
   Status rope_kv(const Node& node, const RopeKvArgs& args) override;
   Status attention(const Node& node, const AttentionArgs& args) override;
+  Status hidden_state(const Node& node, const HiddenStateArgs& args) override;
   Status softcap(const Node& node, const SoftcapArgs& args) override;
 
  private:
@@ -163,6 +165,19 @@ Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
     return check(attention_.shared(args, launch_), "attention_shared");
   WCUDA_CHECK(node.kernel == attention_.decode_kernel(*args.batch, args.pool, launch_));
   return check(attention_.decode(args, launch_), "attention_decode");
+}
+
+Status CudaOps::hidden_state(const Node&, const HiddenStateArgs& args) {
+  const kernels::HiddenStateArgs call{args.batch->rows,
+                                      args.batch->row_count,
+                                      args.batch->token_count,
+                                      args.cols,
+                                      args.x,
+                                      args.norm,
+                                      args.epsilon,
+                                      args.work,
+                                      args.out};
+  return check(kernels::hidden_state(call, launch_), "hidden_state");
 }
 
 Status CudaOps::softcap(const Node&, const SoftcapArgs& args) {
