@@ -291,9 +291,9 @@ TEST(GpuAttentionDecode, shared_pages_that_are_read_once_equal_the_naive_version
   Shapes shapes = {{1, 130}};
   for (uint32_t r = 0; r < 2; ++r) shapes.push_back({1, 640 + 63 * r});
   shapes.push_back({1, 0});
-  for (uint32_t r = 0; r < 41; ++r) shapes.push_back({1, 192 + 3 * r});
+  for (uint32_t r = 0; r < 41; ++r) shapes.push_back({1, 256 + 3 * r});
   for (uint32_t r = 0; r < 3; ++r) shapes.push_back({1, 128 + 100 * r});
-  const std::vector<SharedRows> groups = {{1, 2, 10}, {4, 41, 3}, {45, 3, 2}};
+  const std::vector<SharedRows> groups = {{1, 2, 10}, {4, 41, 4}, {45, 3, 2}};
   for (KvType type : kKvTypes)
     for (const Case& c : {Case{8, 2, 128, 0}, Case{14, 2, 64, 0}, Case{3, 3, 128, 0}})
       for (const int32_t sm_count : {1, 5}) {
