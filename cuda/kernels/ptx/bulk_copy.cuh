@@ -41,6 +41,11 @@ __device__ __forceinline__ void bulk_copy_multicast(uint32_t target, const void*
       : "memory");
 }
 
+// Loads `bytes` bytes into the L2 cache, if that is possible.
+__device__ __forceinline__ void bulk_prefetch(const void* source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
 // Cache policy for data that is read once: L2 evicts it first.
 __device__ __forceinline__ uint64_t l2_evict_first() {
   uint64_t policy;

@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     if (is_first) finish(r, kRowEmptyMask, 0, 0.0f, 0);
     return;
   }
-  const float threshold = list_threshold(r.row, plan, threshold_rank, max_logit);
+  const float threshold = list_threshold(threshold_rank, plan.min_p_distance, max_logit);
 
   // The sums of weights at temperature 1 and at the row's temperature, and the lowest id that has
   // the largest logit.
@@ -299,25 +299,29 @@ constexpr uint32_t kStreamRowsMin = 32;
 constexpr uint32_t kStreamVocabularyMin = 40 * 1024;
 static_assert(sizeof(StreamScratch) + sizeof(uint32_t) < kStreamVocabularyMin * sizeof(float));
 
+// Returns the tokens per warp of sample_stream_kernel: whole parts where that costs little.
+uint32_t stream_segment(uint32_t vocabulary) {
+  const uint32_t segment = shape_for(vocabulary, false, kStreamBlocks, 90).segment;
+  const uint32_t whole = (segment + 4 * kPartFloat4s - 1) / (4 * kPartFloat4s) * 4 * kPartFloat4s;
+  return whole - segment <= segment / 32 ? whole : segment;
+}
 // Returns how many rows of logits the blocks of sample_stream_kernel hold; 0: it cannot be used.
 uint32_t stream_slots(uint32_t row_count, uint32_t vocabulary, int32_t capability) {
   if (capability != 90 || row_count < kStreamRowsMin || vocabulary % 4 != 0 ||
       vocabulary < kStreamVocabularyMin)
     return 0;
-  const Shape shape = shape_for(vocabulary, false, kStreamBlocks, capability);
-  const uint32_t row_bytes = kWarps * shape.segment * sizeof(float);
+  const uint32_t row_bytes = kWarps * stream_segment(vocabulary) * sizeof(float);
   const uint32_t slots = (shared_bytes_max(capability) - kStreamSharedBytes) / row_bytes;
   return slots < 2 ? 0 : min(slots, kStreamSlotsMax);
 }
 
-// Samples the rows that sample_stream_kernel can complete, and marks the others in params->pending.
-cudaError_t sample_stream(const Launch& launch, SampleParams* params) {
-  const SampleArgs& args = params->args;
-  auto* const scratch = static_cast<StreamScratch*>(args.scratch);
-  params->pending = reinterpret_cast<uint32_t*>(scratch + args.row_count);
+// Samples the rows that sample_stream_kernel can complete, and marks the others in params.pending.
+cudaError_t sample_stream(const Launch& launch, SampleParams params) {
+  const SampleArgs& args = params.args;
+  params.segment = stream_segment(args.vocabulary);
   const uint32_t shared_bytes =
-      kStreamSharedBytes + params->slots * kWarps * params->segment * sizeof(float);
-  const auto kernel = sample_stream_kernel;
+      kStreamSharedBytes + params.slots * kWarps * params.segment * sizeof(float);
+  const auto kernel = args.has_filters ? sample_stream_kernel<true> : sample_stream_kernel<false>;
   cudaError_t status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(shared_bytes));
@@ -334,11 +338,10 @@ cudaError_t sample_stream(const Launch& launch, SampleParams* params) {
   int clusters = 0;
   status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
   if (status != cudaSuccess) return status;
-  const uint32_t count = min(args.row_count, static_cast<uint32_t>(clusters));
-  if (uint64_t{count} * kStreamBlocks * kStreamRowsMax < args.row_count)
-    return cudaErrorInvalidValue;
+  const uint32_t count = max(min(args.row_count, static_cast<uint32_t>(clusters)),
+                             (args.row_count + kStreamRowsMax - 1) / kStreamRowsMax);
   return launch_kernel(launch, dim3(kStreamBlocks, count), dim3(kBlockThreads), shared_bytes,
-                       kStreamBlocks, kernel, *params);
+                       kStreamBlocks, kernel, params);
 }
 
 }  // namespace
@@ -363,13 +366,15 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   const Shape shape =
       shape_for(args.vocabulary, args.has_filters, blocks, launch.compute_capability);
   SampleParams params{args, shape.segment};
-  if (args.blocks_per_row == 0 && args.has_filters)
+  if (args.blocks_per_row == 0)
     params.slots = stream_slots(args.row_count, args.vocabulary, launch.compute_capability);
   if ((params.slots != 0 || !shape.is_shared) && args.scratch == nullptr)
     return cudaErrorInvalidValue;
   if (params.slots != 0) {
-    const cudaError_t status = sample_stream(launch, &params);
-    if (status != cudaSuccess) return status;
+    auto* const stream_scratch = static_cast<StreamScratch*>(args.scratch);
+    params.pending = reinterpret_cast<uint32_t*>(stream_scratch + args.row_count);
+    const cudaError_t status = sample_stream(launch, params);
+    if (status != cudaSuccess || !args.has_filters) return status;
   }
 
   using Kernel = void (*)(SampleParams);

@@ -68,7 +68,8 @@ struct SampleArgs {
 // Returns the size of SampleArgs::scratch; 0 if a row's logits fit into the blocks' shared memory.
 uint64_t sample_scratch_bytes(uint32_t max_rows, uint32_t vocabulary, int32_t compute_capability);
 
-// One kernel, whose shape depends only on row_count, has_filters, vocabulary and blocks_per_row.
+// One or two kernels, whose shape depends only on row_count, has_filters, vocabulary and
+// blocks_per_row.
 cudaError_t sample(const SampleArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -42,10 +42,9 @@ struct Candidates {
 
   // Returns distance / temperature, correctly rounded: an estimate is corrected twice by its exact
   // remainder (Markstein, Computation of elementary functions on the IBM RISC System/6000, 1990,
-  // which excludes divisors whose mantissa is all ones). Beyond 2^60, where weights are 0, the
-  // result is any large number.
+  // which excludes divisors whose mantissa is all ones). Beyond 64, where weights are 0, it is 64.
   __device__ __forceinline__ float quotient(float distance) const {
-    const float limited = fminf(distance, 0x1p60f);
+    const float limited = fminf(distance, 64.0f * temperature);
     const float estimate = __fmul_rn(limited, inverse);
     const float closer = __fmaf_rn(__fmaf_rn(-temperature, estimate, limited), inverse, estimate);
     return __fmaf_rn(__fmaf_rn(-temperature, closer, limited), inverse, closer);
@@ -79,8 +78,11 @@ struct Unroll {
 template <class Sum, class ForEach>
 __device__ __forceinline__ void add_weights(const Candidates& candidates, bool is_tempered,
                                             Sum* sum, Sum* tempered_sum, ForEach for_each) {
+  // The weight of exp_negative(max - logit). One instruction computes a 64th of the distance and
+  // limits it to 1: beyond 64, as beyond 40, weights are 0.
+  const float scaled_max = __fmul_rn(candidates.max, 0x1p-6f);
   const auto add = [&](float logit) {
-    sum->add(math::exp_negative(math::sub(candidates.max, logit)));
+    sum->add(math::exp_bounded<64>(__saturatef(__fmaf_rn(logit, -0x1p-6f, scaled_max))));
   };
   if (!is_tempered) {
     for_each(Unroll<2>{}, add);
@@ -88,7 +90,7 @@ __device__ __forceinline__ void add_weights(const Candidates& candidates, bool i
     for_each(Unroll<1>{}, [&](float logit) {
       add(logit);
       const float y = candidates.quotient(math::sub(candidates.max, logit));
-      tempered_sum->add(math::exp_negative(fabsf(y)));
+      tempered_sum->add(math::exp_bounded<1>(fabsf(y)));
     });
   } else {
     for_each(Unroll<1>{}, [&](float logit) {

@@ -22,26 +22,27 @@ __device__ inline bool is_min_p_alone(const SampleRow& row) {
          (row.top_p == 0.0f || row.top_p >= 1.0f) &&
          (row.typical_p == 0.0f || row.typical_p >= 1.0f);
 }
-// Returns a logit below those of all tokens that min-p keeps.
-__device__ inline float min_p_threshold(const SampleRow& row, float max) {
-  return max - (0.01f - __logf(row.min_p)) * 1.001f * row.temperature;
+// Returns how far below the largest logit a token must be so that min-p certainly removes it.
+__device__ inline float min_p_distance(const SampleRow& row) {
+  return (0.01f - __logf(row.min_p)) * 1.001f * row.temperature;
 }
 
 // How a row is ranked.
 struct ListPlan {
-  uint32_t wanted;  // see tokens_wanted()
-  bool is_by_min_p;
+  uint32_t wanted;       // see tokens_wanted()
+  float min_p_distance;  // of the tokens to list; -infinity: this does not matter
   bool has_list;
   bool needs_all;  // only a ranking of all tokens will do
 };
 template <bool kHasFilters>
 __device__ __forceinline__ ListPlan list_plan(const SampleRow& row, uint32_t for_top_p,
                                               uint32_t wanted_max) {
-  if (!kHasFilters) return {0, false, false, false};
+  if (!kHasFilters) return {};
   ListPlan plan;
+  const bool is_by_min_p = is_min_p_alone(row);
   plan.wanted = tokens_wanted(row, for_top_p);
-  plan.is_by_min_p = is_min_p_alone(row);
-  plan.has_list = (plan.wanted > 0 || plan.is_by_min_p) && plan.wanted <= wanted_max;
+  plan.min_p_distance = is_by_min_p ? min_p_distance(row) : -__builtin_inff();
+  plan.has_list = (plan.wanted > 0 || is_by_min_p) && plan.wanted <= wanted_max;
   plan.needs_all =
       !plan.has_list && (row.top_logprobs > 0 || (row.temperature != 0.0f && has_filter(row)));
   return plan;
@@ -80,14 +81,12 @@ __device__ __forceinline__ Reached block_reached(const Row<kIsShared>& r, uint32
   }
   return own;
 }
-// Returns the least logit of the list, from the least threshold of the blocks.
-__device__ __forceinline__ float list_threshold(const SampleRow& row, const ListPlan& plan,
-                                                uint32_t threshold_rank, float max) {
+// Returns the least logit of the list. `rank`: rank_of the logit that enough tokens reach;
+// UINT32_MAX if no number of tokens is wanted: that of a NaN, which fminf ignores.
+__device__ __forceinline__ float list_threshold(uint32_t rank, float min_p_distance, float max) {
   const float lowest = -__builtin_inff();
-  float threshold = -lowest;
-  if (plan.wanted > 0)
-    threshold = threshold_rank > rank_of(order(lowest)) ? unorder(key_of(threshold_rank)) : lowest;
-  return plan.is_by_min_p ? fminf(threshold, min_p_threshold(row, max)) : threshold;
+  const float threshold = rank > rank_of(order(lowest)) ? unorder(key_of(rank)) : lowest;
+  return fminf(threshold, max - min_p_distance);
 }
 
 // Appends the tokens whose logit is at least `threshold` to the list, and counts them.

@@ -96,28 +96,31 @@ __device__ __forceinline__ float unorder(int32_t key) {
 // Computes math::weight(p) with one conversion; the product p * 2^38 is exact.
 __device__ __forceinline__ uint64_t weight(float p) { return __float2ull_rn(p * 0x1p38f); }
 
-// Sums math::weight(p) over up to 8191 values in 32-bit arithmetic. p is split into a multiple of
-// 2^-19 and a rest between -2^-20 and 2^-20. The rest is rounded to a multiple of 2^-38. Adding
-// 1.5 * 2^n to a value rounds it to a multiple of 2^(n - 23), which can then be read as an integer
-// from the bits of the float.
+// Sums math::weight(p) over up to 127 values in 32-bit arithmetic. `high` keeps a sum of multiples
+// of 2^-16 exactly; what its rounding leaves of p, at most 2^-17, is rounded to a multiple of
+// 2^-38: adding 1.5 * 2^n to a value rounds it to a multiple of 2^(n - 23), which can then be read
+// as an integer from the bits of the float.
 struct WeightSum {
-  uint32_t high = 0, low = 0;
+  static constexpr float kZero = 128.0f;
+  float high = kZero;
+  uint32_t low = 0;
   __device__ __forceinline__ void add(float p) {
-    constexpr float kHigh = 24.0f, kLow = 0x1.8p-15f;
-    const float shifted = __fadd_rn(p, kHigh);
-    const float rest = __fsub_rn(p, __fsub_rn(shifted, kHigh));
-    high += __float_as_uint(shifted) - 0x41c00000u;
+    constexpr float kLow = 0x1.8p-15f;
+    const float before = high;
+    high = __fadd_rn(before, p);
+    const float rest = __fsub_rn(p, __fsub_rn(high, before));
     low += __float_as_uint(__fadd_rn(rest, kLow)) - 0x38400000u;
   }
-  __device__ uint64_t total() const {
-    return (uint64_t{high} << 19) + static_cast<uint64_t>(int64_t{static_cast<int32_t>(low)});
+  // The sum, divided by 2^22 and rounded down, and the remainder.
+  __device__ uint32_t quotient() const {
+    return __float_as_uint(high) - __float_as_uint(kZero) +
+           static_cast<uint32_t>(static_cast<int32_t>(low) >> 22);
   }
-  // Sums over the warp. The lanes must have added at most 8191 values together.
+  __device__ uint32_t remainder() const { return low & 0x3fffffu; }
+  __device__ uint64_t total() const { return (uint64_t{quotient()} << 22) + remainder(); }
   __device__ uint64_t warp_total() const {
-    WeightSum all;
-    all.high = __reduce_add_sync(kAllLanes, high);
-    all.low = __reduce_add_sync(kAllLanes, low);
-    return all.total();
+    return (uint64_t{__reduce_add_sync(kAllLanes, quotient())} << 22) +
+           __reduce_add_sync(kAllLanes, remainder());
   }
 };
 // Like WeightSum, for any number of values.
@@ -196,6 +199,15 @@ struct Row {
   // that ranks them.
   __device__ uint64_t* list() const { return reinterpret_cast<uint64_t*>(histograms); }
   __device__ Bin* list_bins() const { return histograms + kBins; }
+
+  // Sets the ranges of tokens to those of the block of `block_rank`.
+  __device__ void view(uint32_t block_rank) {
+    const uint32_t vocabulary = params->args.vocabulary, chunk = kWarps * params->segment;
+    block_begin = min(block_rank * chunk, vocabulary);
+    block_end = min(block_begin + chunk, vocabulary);
+    warp_begin = min(block_begin + warp() * params->segment, vocabulary);
+    warp_end = min(warp_begin + params->segment, vocabulary);
+  }
 
   // Loads four logits. The offset of `from` in the row must be a multiple of 4.
   __device__ __forceinline__ float4 float4_at(const float* from) const {
@@ -355,13 +367,8 @@ __device__ __forceinline__ Row<kIsShared> begin_block(const SampleParams& params
   r.size = cluster_size();
   r.gathers = 0;
   r.histogram = 0;
-  const uint32_t vocabulary = params.args.vocabulary;
-  r.is_aligned = vocabulary % 4 == 0;
-  const uint32_t chunk = kWarps * params.segment;
-  r.block_begin = min(r.rank * chunk, vocabulary);
-  r.block_end = min(r.block_begin + chunk, vocabulary);
-  r.warp_begin = min(r.block_begin + r.warp() * params.segment, vocabulary);
-  r.warp_end = min(r.warp_begin + params.segment, vocabulary);
+  r.is_aligned = params.args.vocabulary % 4 == 0;
+  r.view(r.rank);
   if (threadIdx.x == 0) {
     r.shared->list_count = 0;
 #if __CUDA_ARCH__ >= 900

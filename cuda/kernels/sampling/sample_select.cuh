@@ -7,21 +7,11 @@
 namespace wcuda::kernels {
 namespace {
 
-// Finds the first token, by ascending id, at which the running sum of measure(id, logit) reaches
-// goal_of(total), which is 1 … total. One thread calls found(id, logit). `sum`: the sum of the
-// warp's measures, the same in all lanes. `items`: `other` of each block is the sum of its
-// measures.
-template <bool kIsShared, class Measure, class Goal, class Found>
-__device__ __forceinline__ void locate_in(Row<kIsShared>& r, uint64_t sum, const Item* items,
-                                          Measure measure, Goal goal_of, Found found) {
-  uint64_t before = 0, total = 0;
-  for (uint32_t i = 0; i < r.size; ++i) {
-    if (i == r.rank) before = total;
-    total += items[i].other;
-  }
-  const uint64_t goal = goal_of(total);
-  for (uint32_t i = 0; i < r.warp(); ++i) before += r.shared->segments[i];
-  if (before >= goal || before + sum < goal) return;
+// Finds the first of the warp's tokens, by ascending id, at which the running sum of
+// measure(id, logit), which begins at `before`, reaches `goal`. One thread calls found(id, logit).
+template <bool kIsShared, class Measure, class Found>
+__device__ __forceinline__ void locate_in_warp(const Row<kIsShared>& r, uint64_t before,
+                                               uint64_t goal, Measure measure, Found found) {
   for (uint32_t first = r.warp_begin; first < r.warp_end; first += 32) {
     const uint32_t id = first + r.lane();
     const bool is_in = id < r.warp_end;
@@ -36,6 +26,21 @@ __device__ __forceinline__ void locate_in(Row<kIsShared>& r, uint64_t sum, const
     if (prefix >= goal && prefix - own < goal) found(id, logit);
     return;
   }
+}
+// The same for the tokens of the row, from 0 to goal_of(total), which is 1 … total. `sum`: the sum
+// of the warp's measures, the same in all lanes. `items`: `other` of each block is the sum of its
+// measures.
+template <bool kIsShared, class Measure, class Goal, class Found>
+__device__ __forceinline__ void locate_in(Row<kIsShared>& r, uint64_t sum, const Item* items,
+                                          Measure measure, Goal goal_of, Found found) {
+  uint64_t before = 0, total = 0;
+  for (uint32_t i = 0; i < r.size; ++i) {
+    if (i == r.rank) before = total;
+    total += items[i].other;
+  }
+  const uint64_t goal = goal_of(total);
+  for (uint32_t i = 0; i < r.warp(); ++i) before += r.shared->segments[i];
+  if (before < goal && before + sum >= goal) locate_in_warp(r, before, goal, measure, found);
 }
 template <bool kIsShared, class Measure, class Goal, class Found>
 __device__ void locate(Row<kIsShared>& r, Measure measure, Goal goal_of, Found found) {

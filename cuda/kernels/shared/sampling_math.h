@@ -52,29 +52,37 @@ WCUDA_HD To bit_cast(From from) {
   return to;
 }
 
-// Returns exp(-y) for y >= 0, infinity included, within 2 ulp; exp(-40) for y > 40.
-WCUDA_HD float exp_negative(float y) {
-  constexpr float kLog2E = 1.44269504f;
-  constexpr float kLn2High = 0.693359375f;  // 9 bits: multiples up to 2^15 are exact
-  constexpr float kLn2Low = -2.12194440e-4f;
+// Returns exp(-kScale * y) for y from 0 to 87 / kScale, within 2 ulp. kScale is a power of two,
+// which changes no bit of the result.
+template <int kScale>
+WCUDA_HD float exp_bounded(float y) {
+  constexpr float kLog2E = 1.44269504f * kScale;
+  constexpr float kLn2High = 0.693359375f / kScale;  // 9 bits: multiples up to 2^15 are exact
+  constexpr float kLn2Low = -2.12194440e-4f / kScale;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  // Non-negative floats are ordered like their bits as integers. With an integer minimum, compilers
-  // vectorise the loops around this.
-  const int32_t bits = bit_cast<int32_t>(y), limit = 0x42200000;  // 40
-  const float x = -bit_cast<float>(bits < limit ? bits : limit);
+  constexpr float k2 = kScale * kScale, k4 = k2 * k2;
+  const float x = -y;
   const float shifted = multiply_add(x, kLog2E, kRound);
   const float n = sub(shifted, kRound);
-  const float r = multiply_add(-n, kLn2Low, multiply_add(-n, kLn2High, x));  // |r| <= ln 2 / 2
+  // |r| <= ln 2 / 2 / kScale
+  const float r = multiply_add(-n, kLn2Low, multiply_add(-n, kLn2High, x));
   // Minimax polynomial for exp(r) with p(0) = 1 and float coefficients: error below 2e-8.
-  float p = 0x1.6ae6dep-10f;
-  p = multiply_add(p, r, 0x1.1267d8p-7f);
-  p = multiply_add(p, r, 0x1.555824p-5f);
-  p = multiply_add(p, r, 0x1.555418p-3f);
-  p = multiply_add(p, r, 0x1.fffffcp-2f);
-  p = multiply_add(p, r, 1.0f);
+  float p = 0x1.6ae6dep-10f * k4 * k2;
+  p = multiply_add(p, r, 0x1.1267d8p-7f * k4 * kScale);
+  p = multiply_add(p, r, 0x1.555824p-5f * k4);
+  p = multiply_add(p, r, 0x1.555418p-3f * k2 * kScale);
+  p = multiply_add(p, r, 0x1.fffffcp-2f * k2);
+  p = multiply_add(p, r, 1.0f * kScale);
   p = multiply_add(p, r, 1.0f);
   const uint32_t exponent = bit_cast<uint32_t>(shifted) - bit_cast<uint32_t>(kRound);
   return bit_cast<float>(bit_cast<uint32_t>(p) + (exponent << 23));
+}
+// Returns exp(-y) for y >= 0, infinity included, within 2 ulp; exp(-40) for y > 40.
+WCUDA_HD float exp_negative(float y) {
+  // Non-negative floats are ordered like their bits as integers. With an integer minimum, compilers
+  // vectorise the loops around this.
+  const int32_t bits = bit_cast<int32_t>(y), limit = 0x42200000;  // 40
+  return exp_bounded<1>(bit_cast<float>(bits < limit ? bits : limit));
 }
 
 constexpr double kWeightOne = 274877906944.0;  // 2^38

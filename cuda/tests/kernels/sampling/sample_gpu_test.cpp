@@ -396,6 +396,7 @@ TEST(GpuSample, gives_the_bits_of_the_host_as_on_other_devices) {
 TEST(GpuSample, gives_the_bits_of_the_host_for_many_rows_of_an_even_large_vocabulary) {
   expect_same(random_cases(151936, 51, true), {0});
   expect_same(random_cases(151936, 33, false), {0});
+  expect_same(random_cases(200064, 33, true), {0});
 }
 
 // Nucleus sampling whose candidates fill a list, and of flat logits, which need all tokens.

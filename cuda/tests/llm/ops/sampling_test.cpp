@@ -482,6 +482,9 @@ TEST(SamplingMath, exponential_and_logarithm_are_accurate) {
   }
   EXPECT_LT(worst, 2.4e-7);
   EXPECT_EQ(sampling::exp_negative(0), 1.0f);
+  for (float y = 0x1p-140f; y < 40; y *= 1.003f)
+    ASSERT_EQ(sampling::exp_bounded<64>(y / 64), sampling::exp_negative(y)) << y;
+  EXPECT_EQ(sampling::weight(sampling::exp_bounded<64>(1.0f)), 0u);
   EXPECT_EQ(sampling::weight(sampling::exp_negative(kInf)), 0u);
   EXPECT_EQ(sampling::weight(1.0f), uint64_t{1} << 38);
   EXPECT_EQ(sampling::weight(0.0f), 0u);
