@@ -106,6 +106,7 @@ impl TextThread {
                 logprob,
                 top,
             } => delivery.token(answer, token, logprob, top),
+            ItemKind::Embedding(values) => delivery.push(Event::Embedding(values)),
             ItemKind::Ended(Ok(reason)) => delivery.end(answer, reason),
             ItemKind::Ended(Err(error)) => delivery.fail(answer, error),
         }

@@ -2,8 +2,8 @@
 
 use crate::core::error::Result;
 use crate::llm::engine::Token;
-use crate::llm::step::{LateRow, Sampling};
-use crate::scheduler::{PageSharing, Plan, Row, RowOutcome};
+use crate::llm::step::{HiddenState, LateRow, Sampling};
+use crate::scheduler::{PageSharing, Plan, RequestId, Row, RowOutcome};
 
 /// Limits of an engine, and what it can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct EngineLimits {
     pub vocabulary_size: u32,
     /// Which computed pages it can share.
     pub page_sharing: PageSharing,
+    /// Values of a hidden state; 0: it returns none.
+    pub embedding_length: u32,
 }
 
 impl EngineLimits {
@@ -40,6 +42,7 @@ impl EngineLimits {
             max_top_logprobs: 20,
             vocabulary_size,
             page_sharing: PageSharing::None,
+            embedding_length: 0,
         }
     }
 }
@@ -65,10 +68,13 @@ pub trait StepEngine: Send {
     fn wait(&mut self, results: &mut StepResults) -> Result<()>;
 }
 
-/// What the rows of a plan sample.
+/// What the rows of a plan return.
 pub trait RowSource {
     /// Of a row that samples.
     fn sampled(&self, row: &Row) -> SampledRow<'_>;
+
+    /// The hidden state that a row returns, if any.
+    fn hidden_state(&self, row: &Row) -> Option<HiddenState>;
 }
 
 /// What a row samples.
@@ -91,6 +97,10 @@ pub struct StepResults {
     pub(super) top: Vec<(Token, f32)>,
     /// End of the alternatives of each row in `top`.
     pub(super) top_ends: Vec<usize>,
+    /// (hidden states) request and first position of their rows.
+    pub(super) hidden_rows: Vec<(RequestId, u32)>,
+    /// (hidden states, embedding length)
+    pub(super) hidden_states: Vec<f32>,
 }
 
 impl StepResults {
@@ -107,6 +117,12 @@ impl StepResults {
         self.top_ends.push(self.top.len());
     }
 
+    /// Adds the hidden state of a row of this request that began at this position, (embedding length).
+    pub fn push_hidden_state(&mut self, request: RequestId, first_position: u32, state: &[f32]) {
+        self.hidden_rows.push((request, first_position));
+        self.hidden_states.extend_from_slice(state);
+    }
+
     /// The outcomes.
     pub fn outcomes(&self) -> &[RowOutcome] {
         &self.outcomes
@@ -117,6 +133,8 @@ impl StepResults {
         self.logprobs.clear();
         self.top.clear();
         self.top_ends.clear();
+        self.hidden_rows.clear();
+        self.hidden_states.clear();
     }
 
     /// Alternatives of a row.

@@ -25,6 +25,8 @@ pub enum Event {
     },
     /// A token was sampled. The token that ends the text is not reported.
     Token(TokenEvent),
+    /// The pooled hidden state of the prompt, (embedding length). Its norm is not 1.
+    Embedding(Vec<f32>),
     /// A choice ended.
     Finished {
         /// The choice, from 0.
@@ -127,7 +129,7 @@ pub enum Error {
     MaskLate,
     /// Bias leaves no token that may be sampled.
     NoTokenAllowed,
-    /// The model's logits are not finite.
+    /// The model's logits or hidden states are not finite.
     NotFinite,
     /// Steps failed twice while this request ran.
     EngineFault(Arc<EngineError>),
@@ -242,7 +244,7 @@ impl fmt::Display for Error {
                 f.write_str("the rules of other answers left no time for the rule of this one")
             }
             Self::NoTokenAllowed => f.write_str("the bias leaves no token that may be sampled"),
-            Self::NotFinite => f.write_str("the logits of the model are not finite"),
+            Self::NotFinite => f.write_str("the results of the model are not finite"),
             Self::EngineFault(error) => write!(f, "two steps of the engine failed: {error}"),
             Self::DeviceLost(error) => write!(f, "the device is lost: {error}"),
             Self::Draining => f.write_str("the service ends and accepts no more requests"),

@@ -21,7 +21,7 @@ pub use self::constraint::{Constrained, Constraint, ConstraintState, Next, Reaso
 pub use self::engine::{EngineLimits, RowSource, SampledRow, StepEngine, StepResults};
 pub use self::event::{Error, Event, Stop, TokenEvent, Usage};
 pub use self::model_engine::ModelEngine;
-pub use self::request::{MAX_CHOICES, MAX_STOPS, Request};
+pub use self::request::{MAX_CHOICES, MAX_STOPS, Pooling, Request};
 pub use self::scripted::{ScriptControl, ScriptedEngine};
 pub use self::stats::{Observation, Observer, State, Stats};
 pub use self::stream::{EventReceiver, RequestCancel};
@@ -29,6 +29,7 @@ pub use crate::scheduler::PageSharing;
 
 use self::deliver::TextThread;
 use self::masks::{Guide, Input, TimeLeft};
+use self::pooled::Pooled;
 use self::state::{Choice, Core, Shared};
 use self::stream::Job;
 use crate::core::cancel::CancelFlag;
@@ -47,6 +48,7 @@ mod engine;
 mod event;
 mod masks;
 mod model_engine;
+mod pooled;
 mod request;
 mod run;
 mod scripted;
@@ -380,6 +382,8 @@ impl Owner {
         submitted.tenant = request.tenant;
         submitted.priority = request.priority;
         submitted.salt = request.salt;
+        // The hidden states of cached positions are not known.
+        submitted.use_cache = request.pooling.is_none();
         let guide = request.constraint.as_ref().map(|constrained| {
             let (ends, tokenizer) = (&self.end_tokens, self.tokenizer.as_ref());
             let time_left = Arc::<TimeLeft>::default();
@@ -408,6 +412,9 @@ impl Owner {
                 sampling: Arc::new(sampling),
                 first_sampling: first_sampling.map(Arc::new),
                 guide: guide.as_ref().map(|guide| guide()),
+                pooled: request
+                    .pooling
+                    .map(|pooling| Pooled::new(pooling, prompt_tokens)),
                 fails_with: None,
             };
             let is_bound = choice.guide.as_ref().is_some_and(Guide::begins_bound);

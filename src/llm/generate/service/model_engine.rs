@@ -10,7 +10,7 @@ use crate::llm::engine::{Engine, Sequence, Ticket};
 use crate::llm::model::Model;
 use crate::llm::plan::{EngineOptions, KvType};
 use crate::llm::step::{LateRow, Row, RowStatus, Step, StepOutput};
-use crate::scheduler::{PageKey, PageSharing, Plan, RowOutcome};
+use crate::scheduler::{PageKey, PageSharing, Plan, RequestId, RowOutcome};
 
 /// Positions of a page of the KV cache.
 const PAGE_TOKENS: u32 = 64;
@@ -24,17 +24,23 @@ pub struct ModelEngine {
     options: EngineOptions,
     limits: EngineLimits,
     sequences: Vec<Option<Sequence>>, // (max_sequences)
-    in_flight: VecDeque<Ticket>,
+    in_flight: VecDeque<InFlight>,
     output: StepOutput,
     keys: Vec<[u8; 32]>, // their memory is used again
     /// None after a reset that failed.
     engine: Option<Engine>,
 }
 
+struct InFlight {
+    ticket: Ticket,
+    /// Index, request and first position of the rows that return a hidden state.
+    hidden_rows: Vec<(usize, RequestId, u32)>,
+}
+
 impl ModelEngine {
     /// Limits for serving a loaded model: 256 sequences and 2,048 tokens a step (CPU: 64 and 256), 20
-    /// alternatives of a token, and a KV cache of 90 % of the free memory (CPU: 2 GiB), or of less if all
-    /// sequences together cannot use that much.
+    /// alternatives of a token, hidden states, and a KV cache of 90 % of the free memory (CPU: 2 GiB), or
+    /// of less if all sequences together cannot use that much.
     pub fn serving_options(model: &Model) -> Result<EngineOptions> {
         Self::serving_options_with(model, KvType::default())
     }
@@ -47,7 +53,8 @@ impl ModelEngine {
             .max_sequences(sequences)
             .max_batch_tokens(step_tokens)
             .kv_type(kv_type)
-            .max_top_logprobs(20);
+            .max_top_logprobs(20)
+            .hidden_states(true);
         let plan = model.plan_engine(&options.clone().kv_tokens(u64::from(PAGE_TOKENS)))?;
         let free = plan.available_bytes.saturating_sub(plan.total_bytes) / 10 * 9;
         let kv_bytes = if is_host {
@@ -73,6 +80,10 @@ impl ModelEngine {
             max_sequence_tokens: info.max_sequence_tokens,
             max_top_logprobs: info.max_top_logprobs,
             page_sharing: PageSharing::Cached,
+            embedding_length: match info.hidden_states {
+                true => model.info().embedding_length,
+                false => 0,
+            },
             ..EngineLimits::new(page_count, model.info().vocabulary_size)
         };
         Ok(Self {
@@ -92,9 +103,9 @@ impl ModelEngine {
         self.sequences.fill_with(|| None);
         let mut is_usable = false;
         if let Some(engine) = &mut self.engine {
-            for ticket in self.in_flight.drain(..) {
+            for step in self.in_flight.drain(..) {
                 // It fails like the step before it.
-                let _ = engine.wait_into(ticket, None, &mut self.output);
+                let _ = engine.wait_into(step.ticket, None, &mut self.output);
             }
             is_usable = engine.drain().is_ok()
                 && engine
@@ -147,33 +158,43 @@ impl StepEngine for ModelEngine {
             return Ok(());
         }
         let mut step = Step::new();
-        for row in plan.rows() {
+        let mut hidden_rows = Vec::new();
+        for (index, row) in plan.rows().iter().enumerate() {
             let sequence = self.sequences[row.sequence as usize].as_ref();
             let sequence = sequence.ok_or_else(no_sequence)?;
             let appended = match plan.tokens(row.tokens) {
                 [] => Row::feed_sampled(sequence),
                 tokens => Row::tokens(sequence, tokens),
             };
-            step.push(match (row.samples, row.is_late) {
+            let mut appended = match (row.samples, row.is_late) {
                 (true, true) => appended.sample_late(rows.sampled(row).sampling),
                 (true, false) => appended.sample(rows.sampled(row).sampling),
                 _ => appended,
-            });
+            };
+            if let Some(of) = rows.hidden_state(row) {
+                appended = appended.hidden_state(of);
+                hidden_rows.push((index, row.request, row.first_position));
+            }
+            step.push(appended);
         }
-        self.in_flight.push_back(engine.submit(&step)?);
+        let ticket = engine.submit(&step)?;
+        self.in_flight.push_back(InFlight {
+            ticket,
+            hidden_rows,
+        });
         Ok(())
     }
 
     fn sample(&mut self, rows: &[LateRow<'_>]) -> Result<()> {
-        let ticket = self.in_flight.back().ok_or_else(no_step)?;
+        let step = self.in_flight.back().ok_or_else(no_step)?;
         let engine = self.engine.as_mut().ok_or_else(no_engine)?;
-        engine.sample(*ticket, rows)
+        engine.sample(step.ticket, rows)
     }
 
     fn wait(&mut self, results: &mut StepResults) -> Result<()> {
         let engine = self.engine.as_mut().ok_or_else(no_engine)?;
-        let ticket = self.in_flight.pop_front().ok_or_else(no_step)?;
-        engine.wait_into(ticket, None, &mut self.output)?;
+        let step = self.in_flight.pop_front().ok_or_else(no_step)?;
+        engine.wait_into(step.ticket, None, &mut self.output)?;
         for row in self.output.rows() {
             let outcome = match row.status {
                 RowStatus::Ok => RowOutcome::Ok(row.token),
@@ -187,6 +208,13 @@ impl StepEngine for ModelEngine {
                 }
             };
             results.push(outcome, row.logprob, self.output.top(row));
+        }
+        for (index, request, first_position) in step.hidden_rows {
+            let row = &self.output.rows()[index];
+            if row.status == RowStatus::Ok {
+                let state = self.output.hidden_state(row);
+                results.push_hidden_state(request, first_position, state);
+            }
         }
         Ok(())
     }

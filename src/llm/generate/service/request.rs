@@ -24,6 +24,17 @@ const MAX_BIAS_TOKENS: usize = 384;
 /// Most tokens that penalties look at.
 const MAX_PENALTY_TOKENS: u32 = 4096;
 
+/// How the hidden states of a prompt's tokens become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pooling {
+    /// That of the last token.
+    Last,
+    /// That of the first token.
+    First,
+    /// The mean over all tokens.
+    Mean,
+}
+
 /// One request: a prompt, how to continue it, and how urgent this is.
 ///
 /// ```
@@ -55,6 +66,8 @@ pub struct Request {
     pub stop_tokens: Vec<Token>,
     /// Whether the model's end tokens are tokens like all others.
     pub ignore_end: bool,
+    /// Reports the prompt's [embedding](super::Event::Embedding). Needs `max_tokens` 0 and one choice.
+    pub pooling: Option<Pooling>,
     /// A rule that the answer follows.
     pub constraint: Option<Constrained>,
     /// Answers to generate, 1 to [`MAX_CHOICES`]. The choices share the pages of the prompt where the
@@ -88,6 +101,14 @@ impl Request {
         Self::new(Prompt::Text(prompt.into()))
     }
 
+    /// Computes the embedding of a prompt and no answer. Uses no cached pages.
+    pub fn embedding(prompt: Prompt, pooling: Pooling) -> Self {
+        let mut request = Self::new(prompt);
+        request.max_tokens = Some(0);
+        request.pooling = Some(pooling);
+        request
+    }
+
     /// Continues tokens.
     pub fn tokens(prompt: impl Into<Vec<Token>>) -> Self {
         Self::new(Prompt::Tokens(prompt.into()))
@@ -104,6 +125,7 @@ impl From<generate::Request> for Request {
             stop: request.stop,
             stop_tokens: Vec::new(),
             ignore_end: request.ignore_end,
+            pooling: None,
             constraint: None,
             choices: 1,
             show_special: false,
@@ -135,6 +157,15 @@ impl Request {
         if !(1..=MAX_CHOICES).contains(&self.choices) {
             let message = format!("{} choices, 1 to {MAX_CHOICES} are allowed", self.choices);
             return invalid("choices", message);
+        }
+        if self.pooling.is_some() {
+            if limits.embedding_length == 0 {
+                return invalid("pooling", "the engine returns no hidden states".into());
+            }
+            if self.max_tokens != Some(0) || self.choices != 1 {
+                let message = "an embedding is one choice of 0 tokens";
+                return invalid("pooling", message.into());
+            }
         }
         if let Some(token) = self.stop_tokens.iter().find(|&&token| token >= vocabulary) {
             let message = format!("token {token} is not one of {vocabulary}");

@@ -181,6 +181,7 @@ fn apply(
     measured: (Duration, u32, u32),
 ) -> Result<()> {
     core.stats.last_progress = now;
+    core.take_hidden_states(results);
     let outcome = match &waited {
         Ok(()) => StepOutcome::Done(results.outcomes()),
         Err(_) => StepOutcome::Failed,

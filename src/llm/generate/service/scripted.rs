@@ -7,13 +7,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::engine::{EngineLimits, RowSource, StepEngine, StepResults};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::Token;
-use crate::llm::step::{LateRow, Sampling};
-use crate::scheduler::{Plan, RowOutcome};
+use crate::llm::step::{HiddenState, LateRow, Sampling};
+use crate::scheduler::{Plan, RequestId, RowOutcome};
 
 type Script = dyn FnMut(&[Token], u64) -> Vec<Token> + Send;
 
 /// Answers each prompt with fixed tokens. It computes nothing, so that it needs no device; pages and
-/// limits are those that are stated.
+/// limits are those that are stated. Value i of the hidden state of a token is its id plus i.
 ///
 /// ```
 /// use worker_cuda::generate::service::{
@@ -59,6 +59,8 @@ struct ScriptedRow {
     /// Sequence and first position, if it is late.
     late: Option<(u32, u32)>,
     is_held: bool,
+    /// Request, first position and state.
+    hidden: Option<(RequestId, u32, Vec<f32>)>,
 }
 
 /// Holds, continues and breaks a [`ScriptedEngine`] that a service owns. Clones share one engine. An
@@ -227,11 +229,17 @@ impl StepEngine for ScriptedEngine {
                 top = usize::from(sampled.sampling.top_logprobs > 0);
             }
             sequence.sampled = token;
+            let hidden = rows.hidden_state(row).map(|of| {
+                let tokens = plan.tokens(row.tokens);
+                let state = hidden_state(of, tokens, self.limits.embedding_length);
+                (row.request, row.first_position, state)
+            });
             step.push(ScriptedRow {
                 token,
                 top,
                 late: row.is_late.then_some((row.sequence, row.first_position)),
                 is_held: false,
+                hidden,
             });
         }
         if !step.is_empty() {
@@ -267,9 +275,23 @@ impl StepEngine for ScriptedEngine {
             };
             let top = row.token.map(|token| (token, 0.0));
             results.push(outcome, 0.0, top.into_iter().take(row.top));
+            if let Some((request, first_position, state)) = row.hidden {
+                results.push_hidden_state(request, first_position, &state);
+            }
         }
         Ok(())
     }
+}
+
+/// (width) of a row with these tokens.
+fn hidden_state(of: HiddenState, tokens: &[Token], width: u32) -> Vec<f32> {
+    let tokens = match of {
+        HiddenState::First => &tokens[..1],
+        HiddenState::Last => &tokens[tokens.len() - 1..],
+        HiddenState::Sum => tokens,
+    };
+    let value = |i| tokens.iter().map(|token| (token + i) as f32).sum();
+    (0..width).map(value).collect()
 }
 
 /// The token, or the first one that the mask allows.

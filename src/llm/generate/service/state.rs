@@ -12,11 +12,12 @@ use super::clock::{Clock, Wake};
 use super::engine::{EngineLimits, RowSource, SampledRow, StepResults};
 use super::event::Error;
 use super::masks::{Guide, Masks, Pending, Turn};
+use super::pooled::Pooled;
 use super::stats::{State, Stats};
 use super::stream::Job;
 use crate::core::error::Error as EngineError;
 use crate::llm::engine::Token;
-use crate::llm::step::Sampling;
+use crate::llm::step::{HiddenState, Sampling};
 use crate::scheduler::{End, EndReason, EventKind, RequestId, Row, Scheduler};
 
 pub(super) struct Shared {
@@ -49,6 +50,8 @@ pub(super) struct Core {
     pub mask_time: Option<Duration>,
     /// Words of a mask.
     pub mask_words: usize,
+    /// Values of a hidden state.
+    embedding_length: usize,
     /// Rows that wait for their masks.
     pub pending: Vec<Pending>,
     /// None after the engine thread has ended.
@@ -67,6 +70,8 @@ pub(super) struct Choice {
     pub first_sampling: Option<Arc<Sampling>>,
     /// If the answer follows a rule.
     pub guide: Option<Guide>,
+    /// If its embedding is wanted.
+    pub pooled: Option<Pooled>,
     /// Replaces the reason of the scheduler when the choice ends.
     pub fails_with: Option<Error>,
 }
@@ -94,12 +99,16 @@ pub(super) enum ItemKind {
         logprob: f32,
         top: Vec<(Token, f32)>,
     },
+    Embedding(Vec<f32>),
     Ended(Result<EndReason, Error>),
 }
 
-/// What the rows of one plan sample: a copy, so that the engine takes it without the lock.
+/// What the rows of one plan return: a copy, so that the engine takes it without the lock.
 #[derive(Default)]
-pub(super) struct SampledRows(HashMap<RequestId, Sampled>);
+pub(super) struct SampledRows {
+    sampled: HashMap<RequestId, Sampled>,
+    hidden: HashMap<RequestId, HiddenState>,
+}
 
 struct Sampled {
     sampling: Arc<Sampling>,
@@ -110,9 +119,16 @@ struct Sampled {
 impl SampledRows {
     /// Replaces them by those of `rows`.
     pub fn fill(&mut self, rows: &[Row], requests: &Requests) {
-        self.0.clear();
-        for row in rows.iter().filter(|row| row.samples) {
+        self.sampled.clear();
+        self.hidden.clear();
+        for row in rows {
             let choice = &requests.0[&row.request];
+            if let Some(of) = choice.pooled.as_ref().and_then(|pooled| pooled.wanted(row)) {
+                self.hidden.insert(row.request, of);
+            }
+            if !row.samples {
+                continue;
+            }
             let prompt_tokens = choice.job.prompt_tokens;
             let index = row.first_position + row.token_count - prompt_tokens;
             let first = choice.first_sampling.as_ref();
@@ -124,19 +140,23 @@ impl SampledRows {
                 prompt_tokens,
                 index,
             };
-            self.0.insert(row.request, sampled);
+            self.sampled.insert(row.request, sampled);
         }
     }
 }
 
 impl RowSource for SampledRows {
     fn sampled(&self, row: &Row) -> SampledRow<'_> {
-        let sampled = &self.0[&row.request];
+        let sampled = &self.sampled[&row.request];
         SampledRow {
             sampling: &sampled.sampling,
             prompt_tokens: sampled.prompt_tokens,
             index: sampled.index,
         }
+    }
+
+    fn hidden_state(&self, row: &Row) -> Option<HiddenState> {
+        self.hidden.get(&row.request).copied()
     }
 }
 
@@ -166,6 +186,7 @@ impl Shared {
             masks: Masks::new(options.mask_threads.max(1)),
             mask_time: options.mask_time,
             mask_words: limits.vocabulary_size.div_ceil(32) as usize,
+            embedding_length: limits.embedding_length as usize,
             pending: Vec::new(),
             dispatcher: Some(dispatcher),
         };
@@ -254,6 +275,18 @@ impl Wake for Shared {
 }
 
 impl Core {
+    /// Adds the hidden states of a step to those that their requests have.
+    pub fn take_hidden_states(&mut self, results: &StepResults) {
+        let width = self.embedding_length.max(1);
+        let states = results.hidden_states.chunks_exact(width);
+        for (&(request, first_position), state) in results.hidden_rows.iter().zip(states) {
+            let choice = self.requests.0.get_mut(&request);
+            if let Some(pooled) = choice.and_then(|choice| choice.pooled.as_mut()) {
+                pooled.take(first_position, state);
+            }
+        }
+    }
+
     /// Sends what the scheduler has reported, with the outputs of the step that ended.
     pub fn flush(
         &mut self,
@@ -294,7 +327,21 @@ impl Core {
                     }
                 }
                 EventKind::Ended(End { reason, .. }) => {
-                    let failed = choice.fails_with.take();
+                    let mut failed = choice.fails_with.take();
+                    if let Some(pooled) = choice.pooled.take()
+                        && failed.is_none()
+                        && reason == EndReason::Length
+                    {
+                        match pooled.finish() {
+                            Some(values) => items.push(Item {
+                                job: choice.job.clone(),
+                                choice: choice.number,
+                                time: now,
+                                kind: ItemKind::Embedding(values),
+                            }),
+                            None => failed = Some(Error::NotFinite),
+                        }
+                    }
                     let failed = failed.or_else(|| match reason {
                         EndReason::QueueTimeout => Some(Error::QueueTimeout(self.queue_timeout)),
                         EndReason::PauseTimeout => Some(Error::ReceiverBehind(self.pause_timeout)),
