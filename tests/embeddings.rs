@@ -4,13 +4,15 @@
 
 use worker_cuda::generate::service::*;
 use worker_cuda::generate::{Prompt, Service};
-use worker_cuda::scheduler::Plan;
-use worker_cuda::{EngineOptions, ErrorKind, Gguf, LateRow, Model, Result, Token};
+use worker_cuda::{EngineOptions, ErrorKind, Gguf, Model, Token};
 
 use models::{golden, golden_hidden_states, host, tiny, tiny_models};
+use service::Faulty;
 
 #[path = "support/models.rs"]
 mod models;
+#[path = "support/service.rs"]
+mod service;
 
 const POOLINGS: [Pooling; 3] = [Pooling::Last, Pooling::First, Pooling::Mean];
 
@@ -146,31 +148,6 @@ fn embeddings_of_every_tiny_model_are_those_of_numpy() {
     }
 }
 
-/// Reports an error in place of the results of the second step.
-struct Faulty(ModelEngine, u32);
-
-impl StepEngine for Faulty {
-    fn limits(&self) -> EngineLimits {
-        self.0.limits()
-    }
-
-    fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> Result<()> {
-        self.0.submit(plan, rows)
-    }
-
-    fn sample(&mut self, rows: &[LateRow<'_>]) -> Result<()> {
-        self.0.sample(rows)
-    }
-
-    fn wait(&mut self, results: &mut StepResults) -> Result<()> {
-        self.1 += 1;
-        if self.1 == 2 {
-            return Err(worker_cuda::Error::new(ErrorKind::DeviceError, "injected"));
-        }
-        self.0.wait(results)
-    }
-}
-
 #[test]
 fn a_prompt_that_is_computed_again_counts_no_token_twice() {
     let options = EngineOptions::new()
@@ -181,7 +158,10 @@ fn a_prompt_that_is_computed_again_counts_no_token_twice() {
     let engine = || ModelEngine::new(&tiny(), &options).unwrap();
     let tokens: Vec<Token> = (0..200).map(|i| i * 11 % 64).collect();
     let whole = start(engine());
-    let broken = start(Faulty(engine(), 0));
+    let broken = start(Faulty {
+        engine: engine(),
+        faults: vec![(1, ErrorKind::DeviceError)],
+    });
 
     for pooling in [Pooling::Mean, Pooling::Last, Pooling::First] {
         assert_eq!(
