@@ -14,7 +14,7 @@
 //! | plan | [`CudaContext::plan`] | the memory that a model needs, computed before anything is allocated |
 //! | model | [`Model`] | the weights of a model on the device; loading reports progress and can be cancelled |
 //! | engine | [`Engine`], [`EngineOptions`] | runs steps of a model, with a KV cache; two steps may be in flight |
-//! | sequence | [`Sequence`] | the tokens of one conversation; can be forked and truncated |
+//! | sequence | [`Sequence`] | the tokens of one conversation; can be forked, truncated and saved; shares pages that have keys |
 //! | step | [`Step`], [`Row`], [`Sampling`], [`StepOutput`] | a batch of tokens in; sampled tokens, log probabilities and logits out |
 //! | scheduler | `scheduler::Scheduler`, `scheduler::Plan` (feature `scheduler`) | decides what each step computes for many requests |
 //! | service | `generate::Service` (features `text` and `scheduler`) | serves many requests at once on one engine |

@@ -343,6 +343,47 @@ fn pages_with_keys_are_attached_and_cached() {
 }
 
 #[test]
+fn saved_sequences_continue_after_they_are_restored() {
+    let model = tiny();
+    let mut engine = Engine::new(&model, &options().kv_tokens(4 * 64)).unwrap();
+    let page_bytes = 64 * engine.info().unwrap().kv_token_bytes as usize;
+    let memory = || model.context().alloc_pinned::<u8>(2 * page_bytes).unwrap();
+    let prompt: Vec<Token> = (0..100).map(|i| i % 60).collect();
+    let sequence = engine.create_sequence().unwrap();
+    run(&mut engine, Row::tokens(&sequence, &prompt[..64]));
+    let step = Step::new().row(Row::tokens(&sequence, &prompt[64..]));
+    let ticket = engine.submit(&step).unwrap();
+
+    let saved = engine.save(&sequence, memory()).unwrap();
+    engine.wait(ticket).unwrap();
+    let expected = greedy(&mut engine, &sequence, &[5], 4);
+    drop(sequence);
+    let saved = saved.wait().unwrap();
+    let sequence = engine.create_sequence().unwrap();
+    let restored = engine.restore(&sequence, &prompt, saved).unwrap();
+    assert_eq!(engine.tokens(&sequence, 0, 100).unwrap(), prompt);
+    assert_eq!(greedy(&mut engine, &sequence, &[5], 4), expected);
+    assert!(restored.is_done().unwrap());
+
+    let small = model.context().alloc_pinned::<u8>(page_bytes).unwrap();
+    let error = engine.save(&sequence, small).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BufferTooSmall);
+    let error = engine.restore(&sequence, &prompt, memory()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidState);
+
+    // Copies outlive their sequence and their engine, and can be forgotten.
+    let copies = [
+        engine.save(&sequence, memory()).unwrap(),
+        engine.save(&sequence, memory()).unwrap(),
+    ];
+    drop(sequence);
+    drop(engine);
+    let [kept, forgotten] = copies;
+    forget::forget(forgotten);
+    assert!(kept.wait().unwrap().iter().any(|&byte| byte != 0));
+}
+
+#[test]
 fn calls_on_sequences_act_after_the_steps_in_flight() {
     let mut engine = engine();
     let sequence = engine.create_sequence().unwrap();
@@ -613,6 +654,13 @@ fn sequences_of_another_engine_are_refused() {
     assert_eq!(engine.fork(&foreign).unwrap_err().kind(), invalid);
     assert_eq!(engine.truncate(&foreign, 0).unwrap_err().kind(), invalid);
     let key = [[0; 32]];
+    let context = engine.model().context().clone();
+    let memory = || context.alloc_pinned::<u8>(64).unwrap();
+    assert_eq!(engine.save(&foreign, memory()).unwrap_err().kind(), invalid);
+    assert_eq!(
+        engine.restore(&foreign, &[], memory()).unwrap_err().kind(),
+        invalid
+    );
     assert_eq!(
         engine.publish(&foreign, 0, &key).unwrap_err().kind(),
         invalid

@@ -173,6 +173,10 @@ impl Event {
         call(|error| unsafe { ffi::wcuda_event_record(self.handle, native(stream), error) })
     }
 
+    pub(crate) fn handle(&self) -> ffi::wcuda_event {
+        self.handle
+    }
+
     /// Waits for the work before the event.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: legal on any thread.
@@ -242,6 +246,20 @@ pub struct PendingCopy<T: DeviceRepr> {
 }
 
 impl<T: DeviceRepr> PendingCopy<T> {
+    /// A copy that uses `pinned`. `queue` queues it and records the event after it.
+    pub(crate) fn start(
+        context: &CudaContext,
+        pinned: PinnedBuffer<T>,
+        queue: impl FnOnce(ffi::wcuda_pinned, &Event) -> Result<()>,
+    ) -> Result<Self> {
+        let event = context.event()?;
+        queue(pinned.raw_handle(), &event)?;
+        Ok(Self {
+            pinned: Some(pinned),
+            event,
+        })
+    }
+
     /// Whether the copy is done.
     pub fn is_done(&self) -> Result<bool> {
         self.event.is_done()
@@ -275,24 +293,21 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         stream: Option<&Stream>,
     ) -> Result<PendingCopy<T>> {
         let (offset, bytes) = self.byte_range(offset, source.len())?;
-        let event = self.context().event()?;
-        // SAFETY: the pinned memory is owned by the pending copy, so that nobody writes it meanwhile;
-        // the library keeps it until the stream has passed, also when that is forgotten.
-        call(|error| unsafe {
-            ffi::wcuda_buffer_write_async(
-                self.raw_handle(),
-                offset,
-                source.raw_handle(),
-                0,
-                bytes,
-                native(stream),
-                error,
-            )
-        })?;
-        event.record(stream)?;
-        Ok(PendingCopy {
-            pinned: Some(source),
-            event,
+        PendingCopy::start(self.context(), source, |pinned, event| {
+            // SAFETY: the pinned memory is owned by the pending copy, so that nobody writes it meanwhile;
+            // the library keeps it until the stream has passed, also when that is forgotten.
+            call(|error| unsafe {
+                ffi::wcuda_buffer_write_async(
+                    self.raw_handle(),
+                    offset,
+                    pinned,
+                    0,
+                    bytes,
+                    native(stream),
+                    error,
+                )
+            })?;
+            event.record(stream)
         })
     }
 
@@ -304,24 +319,21 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         stream: Option<&Stream>,
     ) -> Result<PendingCopy<T>> {
         let (offset, bytes) = self.byte_range(offset, target.len())?;
-        let event = self.context().event()?;
-        let _turn = self.take_turn();
-        // SAFETY: as above; nobody reads the target meanwhile.
-        call(|error| unsafe {
-            ffi::wcuda_buffer_read_async(
-                self.raw_handle(),
-                offset,
-                target.raw_handle(),
-                0,
-                bytes,
-                native(stream),
-                error,
-            )
-        })?;
-        event.record(stream)?;
-        Ok(PendingCopy {
-            pinned: Some(target),
-            event,
+        PendingCopy::start(self.context(), target, |pinned, event| {
+            let _turn = self.take_turn();
+            // SAFETY: as above; nobody reads the target meanwhile.
+            call(|error| unsafe {
+                ffi::wcuda_buffer_read_async(
+                    self.raw_handle(),
+                    offset,
+                    pinned,
+                    0,
+                    bytes,
+                    native(stream),
+                    error,
+                )
+            })?;
+            event.record(stream)
         })
     }
 }

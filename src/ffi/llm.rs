@@ -531,6 +531,22 @@ unsafe extern "C" {
         attached: *mut u32,
         error: *mut wcuda_error,
     ) -> wcuda_status;
+    pub fn wcuda_sequence_save(
+        sequence: wcuda_sequence,
+        pinned: wcuda_pinned,
+        offset: u64,
+        done: wcuda_event,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_sequence_restore(
+        sequence: wcuda_sequence,
+        tokens: *const i32,
+        token_count: u32,
+        pinned: wcuda_pinned,
+        offset: u64,
+        done: wcuda_event,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
 }
 
 // ---- 12. Steps ----

@@ -5,6 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::core::error::{Error, ErrorKind, Result, call};
+use crate::core::memory::PinnedBuffer;
+use crate::core::stream::PendingCopy;
 use crate::ffi;
 use crate::llm::model::Model;
 use crate::llm::plan::{EngineOptions, KvType, StepPlan};
@@ -311,6 +313,73 @@ impl Engine {
             )
         })?;
         Ok(attached)
+    }
+
+    /// Queues a copy of a sequence's keys and values into pinned memory, after the steps in flight.
+    /// [`PendingCopy::wait`] returns the memory. It has room for every page of the sequence: 64 times
+    /// [`EngineInfo::kv_token_bytes`] each. Tokens are not copied. The sequence may be changed or dropped at once. On
+    /// the CPU this waits for the steps in flight and copies.
+    ///
+    /// ```no_run
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model, Row, Step};
+    /// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
+    /// # let mut engine = Engine::new(&model, &EngineOptions::new())?;
+    /// # let tokens = [1, 2, 3];
+    /// let sequence = engine.create_sequence()?;
+    /// engine.submit(&Step::new().row(Row::tokens(&sequence, &tokens)))?;
+    /// let bytes = 64 * engine.info()?.kv_token_bytes as usize; // of one page
+    /// let saved = engine.save(&sequence, model.context().alloc_pinned::<u8>(bytes)?)?;
+    /// drop(sequence); // its page is free for others
+    ///
+    /// let sequence = engine.create_sequence()?;
+    /// let restored = engine.restore(&sequence, &tokens, saved.wait()?)?;
+    /// engine.submit(&Step::new().row(Row::tokens(&sequence, &[4])))?;
+    /// let _memory = restored.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn save(
+        &mut self,
+        sequence: &Sequence,
+        target: PinnedBuffer<u8>,
+    ) -> Result<PendingCopy<u8>> {
+        self.expect_own(sequence)?;
+        PendingCopy::start(self.model.context(), target, |pinned, event| {
+            // SAFETY: the pending copy owns the memory, and the library keeps it until the copy is done even if
+            // that is forgotten; `&mut self` holds the sequence's engine.
+            call(|error| unsafe {
+                ffi::wcuda_sequence_save(sequence.handle, pinned, 0, event.handle(), error)
+            })
+        })
+    }
+
+    /// Fills an empty sequence with tokens and queues a copy of their keys and values from memory that
+    /// [`save`](Self::save) has filled, for the same model and type of the KV cache and a sequence that began with
+    /// these tokens. Steps that are submitted later run after the copy.
+    pub fn restore(
+        &mut self,
+        sequence: &Sequence,
+        tokens: &[Token],
+        source: PinnedBuffer<u8>,
+    ) -> Result<PendingCopy<u8>> {
+        self.expect_own(sequence)?;
+        let count = count_of(tokens.len(), "tokens")?;
+        let tokens = tokens.as_ptr().cast();
+        PendingCopy::start(self.model.context(), source, |pinned, event| {
+            // SAFETY: as above; `tokens` has `count` ids, which the call copies.
+            call(|error| unsafe {
+                ffi::wcuda_sequence_restore(
+                    sequence.handle,
+                    tokens,
+                    count,
+                    pinned,
+                    0,
+                    event.handle(),
+                    error,
+                )
+            })
+        })
     }
 
     /// Returns tokens `first` … `first + count - 1` of a sequence. A token that a step in flight has yet to sample

@@ -515,6 +515,27 @@ WCUDA_API wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int3
                                              uint32_t key_count, uint32_t* attached,
                                              wcuda_error* error);
 
+/* Queues a copy of a sequence's keys and values into pinned memory, after the steps in flight, and records
+ * `done` after it. The copy begins at byte `offset` and takes 64 * kv_token_bytes bytes for each page; with
+ * less room, returns WCUDA_BUFFER_TOO_SMALL. Tokens are not copied. The sequence may be changed or destroyed
+ * at once. The caller must not access the memory until the event is done. Both handles may be destroyed
+ * earlier; the memory stays allocated until the copy is done. If a row in flight fails, the copy is
+ * undefined from the row's first position on.
+ *
+ * Returns WCUDA_INVALID_STATE if a step in flight has late rows that were not sampled. On HOST, the
+ * function waits for the steps in flight, and the copy is done when it returns. [external: engine] */
+WCUDA_API wcuda_status wcuda_sequence_save(wcuda_sequence sequence, wcuda_pinned pinned,
+                                           uint64_t offset, wcuda_event done, wcuda_error* error);
+/* Fills an empty sequence with `token_count` tokens and queues a copy of their keys and values from pinned
+ * memory, under the same conditions as wcuda_sequence_save. The memory was written by wcuda_sequence_save,
+ * by an engine with the same model and kv_type, for a sequence that began with these tokens. Steps that
+ * are submitted later run after the copy. The caller must not change the memory until the event is done.
+ * Returns WCUDA_OUT_OF_PAGES, with the numbers, if too few pages are free. [external: engine] */
+WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int32_t* tokens,
+                                              uint32_t token_count, wcuda_pinned pinned,
+                                              uint64_t offset, wcuda_event done,
+                                              wcuda_error* error);
+
 /* ------------------------------------------------------------------------------------------------
  * 12. Steps
  *

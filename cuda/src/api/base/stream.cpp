@@ -21,30 +21,34 @@ constexpr int64_t kTimeoutMsMax = int64_t{1}
 // Copies from pinned memory to a buffer with `into_buffer`, else from the buffer.
 Status copy_async(wcuda_buffer buffer, uint64_t offset, wcuda_pinned pinned, uint64_t pinned_offset,
                   uint64_t bytes, wcuda_stream stream, bool into_buffer) {
-  // The streams that use pinned memory are recorded only here.
-  static std::mutex pinned_mutex;
   WCUDA_ASSIGN(const auto object, resolve(buffer, "buffer"));
   WCUDA_ASSIGN(const auto host, resolve(pinned, "pinned"));
   vram::Memory& memory = object->buffer.memory();
   if (&host->memory() != &memory)
     return invalid_argument("buffer and pinned are of different contexts");
   WCUDA_ASSIGN(const vram::View device, object->buffer.view(offset, bytes));
-  WCUDA_ASSIGN(const vram::View pinned_view, host->view(pinned_offset, bytes));
+  WCUDA_TRY(host->view(pinned_offset, bytes).status());
   WCUDA_ASSIGN(const UsedStream on, use_stream(stream, memory));
   WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "buffer"));
   Backend& backend = memory.backend();
   WCUDA_TRY(backend.fault());
   if (bytes == 0) return {};
   object->buffer.used_on(on.stream);
-  {
-    const std::lock_guard<std::mutex> lock(pinned_mutex);
-    host->used_on(on.stream);
-  }
+  WCUDA_ASSIGN(const vram::View pinned_view, use_pinned(*host, pinned_offset, bytes, on.stream));
   return into_buffer ? backend.copy_to_device_async(device.data, pinned_view.data, bytes, on.stream)
                      : backend.copy_to_host_async(pinned_view.data, device.data, bytes, on.stream);
 }
 
 }  // namespace
+
+Result<vram::View> use_pinned(vram::Buffer& pinned, uint64_t offset, uint64_t bytes,
+                              Stream stream) {
+  static std::mutex mutex;  // the streams that use pinned memory are recorded only here
+  WCUDA_ASSIGN(const vram::View view, pinned.view(offset, bytes));
+  const std::lock_guard<std::mutex> lock(mutex);
+  pinned.used_on(stream);
+  return view;
+}
 
 Status wait_for(Backend& backend, Event event, int64_t timeout_ms) {
   if (timeout_ms < 0) return backend.event_synchronize(event);

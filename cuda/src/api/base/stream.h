@@ -46,4 +46,8 @@ struct UsedStream {
 };
 Result<UsedStream> use_stream(wcuda_stream stream, const vram::Memory& memory);
 
+// Returns a range of pinned memory that work on `stream` uses. The memory then stays allocated
+// until this work has ended.
+Result<vram::View> use_pinned(vram::Buffer& pinned, uint64_t offset, uint64_t bytes, Stream stream);
+
 }  // namespace wcuda::api

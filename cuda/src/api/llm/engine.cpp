@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "api/base/buffer.h"
 #include "api/base/elements.h"
+#include "api/base/stream.h"
 #include "api/llm/handles.h"
 #include "api/llm/step_nodes.h"
 #include "worker_cuda/llm.h"
@@ -58,6 +60,24 @@ Status check_mask(const uint32_t* mask, uint64_t mask_words, uint32_t vocabulary
   return invalid_argument("mask_words is %llu, a vocabulary of %u needs %llu",
                           static_cast<unsigned long long>(mask_words), vocabulary,
                           static_cast<unsigned long long>(ceil_div(vocabulary, 32)));
+}
+
+// The pinned memory and the event of a copy of a sequence.
+struct UsedCopy {
+  vram::View pinned;  // up to its end
+  std::shared_ptr<vram::Buffer> memory;
+  std::shared_ptr<EventObject> done;
+};
+Result<UsedCopy> use_copy(const engine::Engine& engine, wcuda_pinned pinned, uint64_t offset,
+                          wcuda_event done) {
+  UsedCopy copy;
+  WCUDA_ASSIGN(copy.memory, resolve(pinned, "pinned"));
+  WCUDA_ASSIGN(copy.done, resolve(done, "done"));
+  if (&copy.memory->memory() != engine.memory().get() || copy.done->memory != engine.memory())
+    return invalid_argument("the sequence, pinned and done are of different contexts");
+  const uint64_t bytes = copy.memory->bytes() - std::min(offset, copy.memory->bytes());
+  WCUDA_ASSIGN(copy.pinned, use_pinned(*copy.memory, offset, bytes, engine.stream()));
+  return copy;
 }
 
 Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sampling* sampling) {
@@ -297,6 +317,27 @@ wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int32_t* token
     WCUDA_ASSIGN(*attached, used.engine().attach(*used.object->sequence, tokens, token_count, keys,
                                                  key_count));
     return {};
+  });
+}
+
+wcuda_status wcuda_sequence_save(wcuda_sequence sequence, wcuda_pinned pinned, uint64_t offset,
+                                 wcuda_event done, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto used, use_sequence(sequence));
+    WCUDA_ASSIGN(const UsedCopy copy, use_copy(used.engine(), pinned, offset, done));
+    return used.engine().save(*used.object->sequence, copy.pinned, copy.done->event);
+  });
+}
+
+wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int32_t* tokens,
+                                    uint32_t token_count, wcuda_pinned pinned, uint64_t offset,
+                                    wcuda_event done, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (token_count > 0) WCUDA_TRY(check_not_null(tokens, "tokens"));
+    WCUDA_ASSIGN(const auto used, use_sequence(sequence));
+    WCUDA_ASSIGN(const UsedCopy copy, use_copy(used.engine(), pinned, offset, done));
+    return used.engine().restore(*used.object->sequence, tokens, token_count, copy.pinned,
+                                 copy.done->event);
   });
 }
 

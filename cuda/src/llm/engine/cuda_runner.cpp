@@ -134,7 +134,10 @@ class CudaRunner final : public Runner {
   Status submit(const std::shared_ptr<Ticket>& ticket) override;
   Status sample(Ticket& ticket) override;
   bool wait(Ticket& ticket, int64_t timeout_ms) override;
+  void pass(Ticket&) override {}  // all work is on one stream
   void execute(const Command& command) override;
+  Status copy_pages(const std::vector<uint32_t>& pages, uint8_t* pinned, bool is_save,
+                    Event done) override;
   Status warm_up() override;
   Status copy_logits(const Ticket& ticket, uint64_t first, uint64_t count, float* target) override;
   Status copy_hidden_state(const Ticket& ticket, size_t row, float* target) override;
@@ -637,6 +640,23 @@ Status CudaRunner::run_command(const Command& command) {
 // The command is queued, so later submissions run after it. It fails only if the device is lost,
 // and then the next step fails too.
 void CudaRunner::execute(const Command& command) { (void)run_command(command); }
+
+Status CudaRunner::copy_pages(const std::vector<uint32_t>& pages, uint8_t* pinned, bool is_save,
+                              Event done) {
+  const uint64_t bytes = 2 * machine_.pool.plane_bytes();
+  const auto queue = [&]() -> Status {
+    for (const uint32_t page : pages)
+      for (uint32_t layer = 0; layer < machine_.pool.layer_count; ++layer, pinned += bytes) {
+        uint8_t* const own = machine_.pool.keys(layer, page);
+        WCUDA_TRY(is_save ? backend_.copy_to_host_async(pinned, own, bytes, stream_)
+                          : backend_.copy_to_device_async(own, pinned, bytes, stream_));
+      }
+    return backend_.event_record(done, stream_);
+  };
+  Status queued = queue();
+  if (!queued.ok()) (void)backend_.synchronize(stream_);  // the memory may be used again
+  return queued;
+}
 
 // ---- wait
 

@@ -177,69 +177,6 @@ Status Engine::copy_tokens(const Sequence& sequence, uint32_t first, uint32_t co
   return {};
 }
 
-Status Engine::publish(const Sequence& sequence, uint32_t first_page, const wcuda_page_key* keys,
-                       uint32_t count) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!sequence.alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
-  const uint32_t full = sequence.length() / ops::kPageTokens;
-  if (uint64_t{first_page} + count > full)
-    return Status::error(WCUDA_OUT_OF_RANGE,
-                         "%u pages from page %u on: a sequence of %u tokens has %u full pages",
-                         count, first_page, sequence.length(), full);
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t end = (first_page + i + 1) * ops::kPageTokens;
-    ComputedBy computed_by;
-    for (const PendingRow& row : sequence.pending)
-      if (row.first_position < end) computed_by = {row.ticket, row.row};
-    const uint32_t freed = pages_.publish(sequence.pages[first_page + i], keys[i], computed_by);
-    if (freed != PagePool::kNone) poison_page(freed);
-  }
-  return {};
-}
-
-Result<uint32_t> Engine::attach(Sequence& sequence, const int32_t* tokens, uint32_t token_count,
-                                const wcuda_page_key* keys, uint32_t key_count) {
-  WCUDA_TRY(machine_.memory->backend().fault());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!sequence.alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
-  if (sequence.length() != 0)
-    return Status::error(WCUDA_INVALID_STATE, "the sequence has %u tokens and is not empty",
-                         sequence.length());
-  const uint64_t keyed_tokens = uint64_t{key_count} * ops::kPageTokens;
-  if (keyed_tokens > token_count)
-    return invalid_argument("%u keys name %" PRIu64 " tokens, token_count is %u", key_count,
-                            keyed_tokens, token_count);
-  if (keyed_tokens > machine_.limits.max_sequence_tokens)
-    return Status::error(WCUDA_LIMIT_EXCEEDED,
-                         "%u keys name %" PRIu64 " tokens, max_sequence_tokens is %u", key_count,
-                         keyed_tokens, machine_.limits.max_sequence_tokens);
-  const uint32_t vocabulary = config().vocabulary_size;
-  for (uint64_t i = 0; i < keyed_tokens; ++i)
-    if (static_cast<uint32_t>(tokens[i]) >= vocabulary)
-      return Status::error(WCUDA_OUT_OF_RANGE, "token %" PRIu64 " is %d, the vocabulary has %u", i,
-                           tokens[i], vocabulary);
-
-  std::vector<uint32_t> pages;
-  while (pages.size() < key_count) {
-    const uint32_t page = pages_.find(keys[pages.size()]);
-    if (page == PagePool::kNone) break;
-    pages.push_back(page);
-  }
-  if (pages.empty()) return uint32_t{0};
-  const auto count = static_cast<uint32_t>(pages.size() * ops::kPageTokens);
-  std::vector<int32_t> attached(tokens, tokens + count);
-  enqueue({Command::Kind::kWriteHistory, 0, sequence.slot, 0, attached});
-  for (const uint32_t page : pages) pages_.share(page);
-  sequence.pages = std::move(pages);
-  sequence.tokens = std::move(attached);
-  return count;
-}
-
-void Engine::forget_keys() {
-  while (pages_.cached_count() > 0) poison_page(pages_.evict());
-  pages_.forget_held();
-}
-
 // Drops the tokens from position `length` on, with their pages. The caller has checked the range.
 void Engine::shorten(Sequence& sequence, uint32_t length) {
   sequence.tokens.resize(length);

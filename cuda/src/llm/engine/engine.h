@@ -53,6 +53,12 @@ class Engine {
                  uint32_t count);
   Result<uint32_t> attach(Sequence& sequence, const int32_t* tokens, uint32_t token_count,
                           const wcuda_page_key* keys, uint32_t key_count);
+  // Queue copies to and from pinned memory; see wcuda_sequence_save and wcuda_sequence_restore.
+  Status save(const Sequence& sequence, const vram::View& target, Event done);
+  Status restore(Sequence& sequence, const int32_t* tokens, uint32_t token_count,
+                 const vram::View& source, Event done);
+  const std::shared_ptr<vram::Memory>& memory() const { return machine_.memory; }
+  Stream stream() const { return machine_.ops->stream(); }
   Status copy_tokens(const Sequence& sequence, uint32_t first, uint32_t count,
                      int32_t* target) const;
 
@@ -93,6 +99,10 @@ class Engine {
   Status check_limits(const std::vector<Row>& rows) const;
   uint32_t pages_needed(const std::vector<Row>& rows) const;
   void append_pages(Sequence& sequence, uint32_t token_count);
+  Status check_fill(const Sequence& sequence, const int32_t* tokens, uint32_t count) const;
+  Status check_saved_bytes(const vram::View& saved, uint64_t page_count) const;
+  Status pass_steps();
+  void run_commands();
   uint32_t take_page();
   void release_page(uint32_t page);
   void poison_page(uint32_t page);

@@ -137,6 +137,19 @@ class HostRunner final : public Runner {
     return finished_.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done);
   }
 
+  void pass(Ticket& last) override { wait(last, -1); }
+
+  Status copy_pages(const std::vector<uint32_t>& pages, uint8_t* pinned, bool is_save,
+                    Event done) override {
+    const uint64_t bytes = 2 * machine_.pool.plane_bytes();
+    for (const uint32_t page : pages)
+      for (uint32_t layer = 0; layer < machine_.pool.layer_count; ++layer, pinned += bytes) {
+        uint8_t* const own = machine_.pool.keys(layer, page);
+        std::memcpy(is_save ? pinned : own, is_save ? own : pinned, bytes);
+      }
+    return machine_.memory->backend().event_record(done, {});
+  }
+
   void execute(const Command& command) override {
     switch (command.kind) {
       case Command::Kind::kCopyPage:

@@ -49,7 +49,8 @@ struct Machine {
 };
 
 // One implementation per backend. Tickets are executed in the order of submission. Threads: as for
-// the engine; execute() is called under its lock, and only while no step is in flight.
+// the engine; execute() and copy_pages() are called under its lock, and only while no step is in
+// flight or after pass().
 class Runner {
  public:
   virtual ~Runner() = default;  // finishes the submitted tickets, but draws no late tokens
@@ -63,7 +64,14 @@ class Runner {
   // Waits until the oldest ticket is done, and sets its results and its status. Returns false if
   // timeout_ms (>= 0) has passed before.
   virtual bool wait(Ticket& ticket, int64_t timeout_ms) = 0;
+  // Makes work that is executed from now on come after the submitted tickets, of which this is the
+  // last. None of them waits for sample().
+  virtual void pass(Ticket& last) = 0;
   virtual void execute(const Command& command) = 0;
+  // Queues a copy of pages to pinned memory, or from it, and records the event after it. A page has
+  // its layers one after the other there. If it fails, nothing is queued.
+  virtual Status copy_pages(const std::vector<uint32_t>& pages, uint8_t* pinned, bool is_save,
+                            Event done) = 0;
   virtual Status warm_up() = 0;
   // Copies `count` rows of logits, from row `first` on, of a ticket that is done.
   virtual Status copy_logits(const Ticket& ticket, uint64_t first, uint64_t count,

@@ -139,5 +139,41 @@ TEST_P(EngineFault, a_failing_call_of_a_step_takes_it_back_and_the_next_try_is_r
   }
 }
 
+TEST_P(EngineFault, a_failing_copy_of_a_restore_gives_its_pages_back) {
+  const auto engine = create();
+  ASSERT_TRUE(engine.ok());
+  int failures = 0;
+  const auto source = (*engine)->create_sequence().take();
+  step(**engine, source, kChunks[0], &failures);
+  const uint64_t bytes = (*engine)->info().token_bytes * ops::kPageTokens;
+  const auto pinned = memory_->allocate_pinned(bytes, "saved");
+  const auto done = fault_->event_create();
+  ASSERT_TRUE(pinned.ok() && done.ok());
+  const vram::View view = *(*pinned).view(0, bytes);
+  ASSERT_TRUE((*engine)->save(*source, view, *done).ok());
+  const uint32_t free_before = (*engine)->info().free_page_count;
+
+  const auto restored = (*engine)->create_sequence().take();
+  const auto count = static_cast<uint32_t>(kChunks[0].size());
+  for (const CallKind kind : {CallKind::kCopy, CallKind::kOther})
+    for (uint64_t k = 1;; ++k) {
+      fault_->fail(kind, k);
+      const Status status = (*engine)->restore(*restored, kChunks[0].data(), count, view, *done);
+      fault_->fail(kind, 0);
+      if (status.ok()) {
+        ASSERT_TRUE((*engine)->truncate(*restored, 0).ok());
+        break;
+      }
+      EXPECT_EQ(status.code(), WCUDA_DEVICE_ERROR);
+      EXPECT_EQ((*engine)->length(*restored), 0u);
+      EXPECT_EQ((*engine)->info().free_page_count, free_before);
+      ++failures;
+      ASSERT_LT(k, 100u);
+    }
+  EXPECT_GT(failures, 0);
+  EXPECT_TRUE(fault_->event_synchronize(*done).ok());
+  EXPECT_TRUE(fault_->event_destroy(*done).ok());
+}
+
 }  // namespace
 }  // namespace wcuda::engine
