@@ -444,8 +444,8 @@ typedef struct wcuda_engine_info {
 WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
                                              wcuda_error* error);
 
-/* Does the work that otherwise delays the first steps. On CUDA, it captures the graph of every step shape;
- * on HOST, it starts the threads and touches the memory. Returns WCUDA_INVALID_STATE if late rows of a
+/* Does the work that otherwise delays the first steps. On CUDA, it captures the graphs of all step shapes
+ * whose rows have one token each; on HOST, it starts the threads and touches the memory. Returns WCUDA_INVALID_STATE if late rows of a
  * step in flight are not sampled. [external: engine] */
 WCUDA_API wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error);
 

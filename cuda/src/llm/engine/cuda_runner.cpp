@@ -7,7 +7,8 @@
 //
 // If each row has one token, the step is a graph that was captured for its shape class
 // (docs/ARCHITECTURE.md). Rows that fill up a bucket have no tokens and do nothing. Steps with
-// longer rows are queued kernel by kernel.
+// longer rows become graphs when their class occurs again; until then, and with more tokens, they
+// are queued kernel by kernel.
 //
 // sample() copies parameters and masks of late rows behind the inputs of their step, and queues one
 // more kernel for them. Its outputs lie apart, because it writes one for every row.
@@ -149,10 +150,12 @@ class CudaRunner final : public Runner {
   }
 
  private:
-  // parity, rows, positions, logits, filters, shared prefix, hidden states
-  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool, bool, bool>;
+  // parity, rows, tokens, shortest and longest row, positions, logits, filters, shared prefix,
+  // hidden states
+  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
+                              bool, bool, bool>;
   struct CapturedStep {
-    std::unique_ptr<CudaGraph> graph;
+    std::unique_ptr<CudaGraph> graph;  // null: the class has occurred, and has no graph
     bool has_persistent_layers = false;
   };
 
@@ -204,6 +207,7 @@ class CudaRunner final : public Runner {
   // What all rows of a ticket have in common.
   kernels::SampleArgs sample_args(uint32_t parity) const;
   kernels::InputScatterArgs input_scatter_args(const Shape& shape) const;
+  // Returns the graph of a step, or null if it is queued kernel by kernel.
   Result<const CapturedStep*> find_graph(const Shape& shape, bool* captured);
   void take_results(Ticket& ticket);
 
@@ -220,6 +224,7 @@ class CudaRunner final : public Runner {
   std::vector<OwnedEvent> profile_events_[2];
   Status last_status_;  // of the last step that was waited for
   std::map<GraphKey, CapturedStep> graphs_;
+  uint32_t long_row_graphs_ = 0;
   std::shared_ptr<DeviceOrder> order_;  // set if steps may have persistent layers
 };
 
@@ -417,11 +422,11 @@ Status CudaRunner::queue_copy(uint32_t parity, uint64_t first, uint64_t end) {
 
 Status CudaRunner::start_step(const Shape& shape, Ticket* ticket) {
   if (ticket->profile != nullptr) return profile_step(shape, ticket->profile.get());
-  if (shape.max_row_tokens != 1)
+  WCUDA_ASSIGN(const CapturedStep* const step, find_graph(shape, &ticket->captured));
+  if (step == nullptr)
     return queue_step(shape, false, [&] {
       return backend_.queue(stream_, [&] { return queue_kernels(shape, machine_.plan(shape)); });
     });
-  WCUDA_ASSIGN(const CapturedStep* const step, find_graph(shape, &ticket->captured));
   return queue_step(shape, step->has_persistent_layers,
                     [&] { return step->graph->launch(stream_); });
 }
@@ -467,17 +472,32 @@ Status CudaRunner::queue_step(const Shape& shape, bool has_persistent_layers,
 }
 
 Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shape, bool* captured) {
-  const GraphKey key{shape.parity,           shape.row_count,   shape.max_positions,
-                     shape.logits_count,     shape.has_filters, shape.has_shared_prefix,
-                     shape.has_hidden_states};
-  const auto found = graphs_.find(key);
-  if (found != graphs_.end()) return &found->second;
+  if (!may_be_graph(shape)) return nullptr;
+  const auto key_of = [&shape](uint32_t parity) {
+    return GraphKey{parity,
+                    shape.row_count,
+                    shape.token_count,
+                    shape.min_row_tokens,
+                    shape.max_row_tokens,
+                    shape.max_positions,
+                    shape.logits_count,
+                    shape.has_filters,
+                    shape.has_shared_prefix,
+                    shape.has_hidden_states};
+  };
+  const auto [place, is_new] = graphs_.try_emplace(key_of(shape.parity));
+  graphs_.try_emplace(key_of(1 - shape.parity));
+  CapturedStep& step = place->second;
+  if (step.graph != nullptr) return &step;
+  const bool has_long_rows = shape.max_row_tokens != 1;
+  if (has_long_rows && (is_new || long_row_graphs_ == kLongRowGraphsMax)) return nullptr;
   *captured = true;
   const ops::StepPlan plan = machine_.plan(shape);
-  CapturedStep step{nullptr, plan.has_persistent_layers};
   WCUDA_ASSIGN(step.graph,
                CudaGraph::capture(backend_, stream_, [&] { return queue_kernels(shape, plan); }));
-  return &graphs_.emplace(key, std::move(step)).first->second;
+  step.has_persistent_layers = plan.has_persistent_layers;
+  long_row_graphs_ += has_long_rows;
+  return &step;
 }
 
 kernels::InputScatterArgs CudaRunner::input_scatter_args(const Shape& shape) const {

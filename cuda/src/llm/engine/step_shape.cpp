@@ -5,21 +5,46 @@
 
 namespace wcuda::engine {
 
+namespace {
+
+uint32_t row_bucket(uint32_t rows, const Limits& limits) {
+  const auto* const bucket = std::lower_bound(std::begin(kRowBuckets), std::end(kRowBuckets), rows);
+  return std::min(bucket == std::end(kRowBuckets) ? rows : *bucket, limits.max_batch_rows);
+}
+
+// Multiples that linear layers compute in about the same time as fewer tokens.
+uint32_t token_bucket(uint32_t tokens) {
+  if (tokens <= 8) return tokens;
+  return tokens <= 64 ? align_up(tokens, 8) : align_up(tokens, 32);
+}
+
+}  // namespace
+
 ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits) {
-  if (shape.max_row_tokens != 1) return shape;
-  shape.min_row_tokens = 0;  // that of rows that fill up a bucket
-  const auto* const bucket =
-      std::lower_bound(std::begin(kRowBuckets), std::end(kRowBuckets), shape.row_count);
-  if (bucket != std::end(kRowBuckets)) shape.row_count = std::min(*bucket, limits.max_batch_rows);
-  shape.token_count = shape.row_count;
+  if (!may_be_graph(shape)) return shape;
+  shape.row_count = row_bucket(shape.row_count, limits);
+  if (shape.max_row_tokens == 1) {
+    shape.min_row_tokens = 0;
+    shape.token_count = shape.row_count;
+    if (shape.logits_count > 0)
+      shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
+    const auto* const positions =
+        shape.row_count <= kPositionRowsMax
+            ? std::lower_bound(std::begin(kPositionBuckets), std::end(kPositionBuckets),
+                               shape.max_positions)
+            : std::prev(std::end(kPositionBuckets));
+    shape.max_positions = std::min(*positions, limits.max_sequence_tokens);
+    return shape;
+  }
+  shape.token_count = std::min(token_bucket(shape.token_count), limits.max_batch_tokens);
   if (shape.logits_count > 0)
-    shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
-  const auto* const positions =
-      shape.row_count <= kPositionRowsMax
-          ? std::lower_bound(std::begin(kPositionBuckets), std::end(kPositionBuckets),
-                             shape.max_positions)
-          : std::prev(std::end(kPositionBuckets));
-  shape.max_positions = std::min(*positions, limits.max_sequence_tokens);
+    shape.logits_count = std::min(
+        shape.logits_count <= shape.row_count ? shape.row_count : token_bucket(shape.logits_count),
+        limits.max_logits_rows);
+  // Of rows that have tokens: whether any has one alone.
+  shape.min_row_tokens = std::min(shape.min_row_tokens, 2u);
+  shape.max_row_tokens = shape.token_count;
+  shape.max_positions = limits.max_sequence_tokens;
   return shape;
 }
 

@@ -18,8 +18,19 @@ constexpr uint32_t kPositionBuckets[] = {kernels::kDecodeGroupSizes[0].lone_posi
                                          kernels::kDecodeGroupSizes[0].cluster_positions,
                                          UINT32_MAX};
 
-// Returns the shape for which a step is launched. If each row has one token, the step becomes a
-// graph on a device, so its counts and positions are rounded up to buckets. Others do not change.
+// Steps with longer rows may become graphs up to this many tokens. Longer steps compute for longer
+// than it takes to launch their kernels.
+constexpr uint32_t kGraphTokensMax = 512;
+// Most graphs of steps with longer rows, which have many classes: about 1 MiB each for 32 layers.
+constexpr uint32_t kLongRowGraphsMax = 64;
+
+inline bool may_be_graph(const ops::StepShape& shape) {
+  return shape.max_row_tokens == 1 || shape.token_count <= kGraphTokensMax;
+}
+
+// Returns the shape for which a step is launched. If the step may become a graph on a device, its
+// counts and positions are rounded up to buckets; others do not change. Rows that fill up a bucket
+// have no tokens, and tokens that do belong to no row.
 ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits);
 
 }  // namespace wcuda::engine

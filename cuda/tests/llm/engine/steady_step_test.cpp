@@ -163,6 +163,46 @@ TEST_P(SteadyStep, reports_when_it_had_to_capture) {
   }
 }
 
+// Prompts and mixed steps of a class become a graph when it occurs again, with the same results.
+TEST_P(SteadyStep, longer_rows_become_a_graph_when_their_class_occurs_again) {
+  const bool is_cuda = GetParam() == WCUDA_BACKEND_CUDA;
+  create_engine(small_options());
+  for (const bool is_mixed : {false, true}) {
+    SCOPED_TRACE(is_mixed);
+    for (const int32_t length : {2, 8, 21}) {
+      SCOPED_TRACE(length);
+      std::vector<int32_t> prompt;
+      for (int32_t i = 0; i < length; ++i) prompt.push_back(i * 7 % 37);
+      std::vector<StepResult> results;
+      std::vector<std::string> calls;
+      for (int time = 0; time < 6; ++time) {
+        const wcuda_sequence sequence = create_sequence(), other = create_sequence();
+        std::vector<wcuda_row> rows = {token_row(sequence, prompt, WCUDA_ROW_SAMPLE)};
+        if (is_mixed) {
+          wait(submit({token_row(other, kPrompt, WCUDA_ROW_SAMPLE)}));
+          rows.insert(rows.begin(), feed_row(other));
+        }
+        uint64_t ticket = 0;
+        calls.push_back(names(calls_of([&] { ticket = submit(rows); })));
+        results.push_back(wait(ticket));
+        wcuda_sequence_destroy(sequence);
+        wcuda_sequence_destroy(other);
+        sequences_.clear();
+      }
+      for (size_t i = 1; i < results.size(); ++i) {
+        ASSERT_EQ(results[i].rows.size(), results[0].rows.size());
+        for (size_t row = 0; row < results[0].rows.size(); ++row) {
+          EXPECT_EQ(results[i].rows[row].token, results[0].rows[row].token);
+          EXPECT_EQ(results[i].rows[row].logprob, results[0].rows[row].logprob);
+        }
+      }
+      EXPECT_FALSE(results[0].captured);
+      EXPECT_FALSE(results.back().captured);
+      EXPECT_EQ(calls.back().find("graph_launch") != std::string::npos, is_cuda) << calls.back();
+    }
+  }
+}
+
 // A device whose steps cannot begin while the gate is closed.
 class BusyDevice : public SteadyStep {
  protected:

@@ -1,0 +1,86 @@
+// The shapes that steps are launched for.
+#include "llm/engine/step_shape.h"
+
+#include <gtest/gtest.h>
+
+namespace wcuda::engine {
+namespace {
+
+Limits test_limits() {
+  Limits limits;
+  limits.max_batch_tokens = 2048;
+  limits.max_batch_rows = 200;
+  limits.max_logits_rows = 200;
+  limits.max_sequence_tokens = 4096;
+  return limits;
+}
+
+ops::StepShape shape_of(uint32_t tokens, uint32_t rows, uint32_t logits, uint32_t shortest,
+                        uint32_t longest) {
+  ops::StepShape shape;
+  shape.token_count = tokens;
+  shape.row_count = rows;
+  shape.logits_count = logits;
+  shape.min_row_tokens = shortest;
+  shape.max_row_tokens = longest;
+  shape.max_positions = 700;
+  return shape;
+}
+
+// A step fits what it is launched for, whatever it has, and so does every step of the same class.
+TEST(LaunchedShape, has_room_for_the_step_and_keeps_the_limits) {
+  const Limits limits = test_limits();
+  for (uint32_t rows = 1; rows <= limits.max_batch_rows; ++rows)
+    for (const uint32_t longest : {1u, 2u, 7u, 33u, 100u, 500u}) {
+      const uint32_t tokens = rows - 1 + longest;
+      for (const uint32_t logits : {0u, 1u, rows, std::min(tokens, limits.max_logits_rows)}) {
+        const ops::StepShape own = shape_of(tokens, rows, logits, rows == 1 ? longest : 1, longest);
+        const ops::StepShape launched = launched_shape(own, limits);
+        EXPECT_GE(launched.token_count, own.token_count);
+        EXPECT_GE(launched.row_count, own.row_count);
+        EXPECT_GE(launched.logits_count, own.logits_count);
+        EXPECT_GE(launched.max_row_tokens, own.max_row_tokens);
+        EXPECT_GE(launched.max_positions, own.max_positions);
+        EXPECT_LE(launched.min_row_tokens, own.min_row_tokens);
+        EXPECT_LE(launched.token_count, limits.max_batch_tokens);
+        EXPECT_LE(launched.row_count, limits.max_batch_rows);
+        EXPECT_LE(launched.logits_count, limits.max_logits_rows);
+        EXPECT_EQ(launched.logits_count == 0, logits == 0);
+        EXPECT_EQ(launched.max_row_tokens == 1, longest == 1);
+        EXPECT_EQ(may_be_graph(launched), may_be_graph(own));
+        const ops::StepShape again = launched_shape(launched, limits);
+        if (longest == 1) continue;
+        EXPECT_EQ(again.token_count, launched.token_count);
+        EXPECT_EQ(again.row_count, launched.row_count);
+        EXPECT_EQ(again.logits_count, launched.logits_count);
+      }
+    }
+}
+
+TEST(LaunchedShape, of_prompts_is_one_class_for_32_lengths_or_fewer) {
+  const Limits limits = test_limits();
+  const auto launched = [&](uint32_t tokens) {
+    return launched_shape(shape_of(tokens, 1, 1, tokens, tokens), limits);
+  };
+  EXPECT_EQ(launched(5).token_count, 5u);
+  EXPECT_EQ(launched(9).token_count, 16u);
+  EXPECT_EQ(launched(64).token_count, 64u);
+  EXPECT_EQ(launched(65).token_count, 96u);
+  EXPECT_EQ(launched(512).token_count, 512u);
+  EXPECT_EQ(launched(65).row_count, 1u);
+  EXPECT_EQ(launched(65).logits_count, 1u);
+  EXPECT_EQ(launched(65).max_positions, limits.max_sequence_tokens);
+  EXPECT_EQ(launched(513).token_count, 513u);
+  EXPECT_EQ(launched(513).max_positions, 700u);
+}
+
+// Rows of one token need a kernel of their own, which prompts alone do not.
+TEST(LaunchedShape, separates_prompts_alone_from_mixed_steps) {
+  const Limits limits = test_limits();
+  EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 20, 20), limits).min_row_tokens, 2u);
+  EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 1, 40), limits).min_row_tokens, 1u);
+  EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 20, 20), limits).row_count, 4u);
+}
+
+}  // namespace
+}  // namespace wcuda::engine
