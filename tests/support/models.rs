@@ -7,7 +7,7 @@ use worker_cuda::*;
 
 /// All tiny models, by name.
 pub fn tiny_models() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/tests/data/models");
+    let folder = folder();
     let mut paths: Vec<PathBuf> = std::fs::read_dir(&folder)
         .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
         .map(|entry| entry.expect("an entry").path())
@@ -23,7 +23,16 @@ pub fn tiny_models() -> Vec<PathBuf> {
 
 /// The tiny model that most tests use: 64 tokens, 256 positions.
 pub fn tiny_path() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/tests/data/models/llama.gguf")
+    folder().join("llama.gguf")
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .take(2) // the package, the workspace
+        .map(|folder| folder.join("cuda/tests/data/models"))
+        .find(|folder| folder.is_dir())
+        .expect("the folder of the tiny models")
 }
 
 /// A context with two threads, so that a test machine with many is not flooded.

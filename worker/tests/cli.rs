@@ -6,14 +6,14 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use gguf_file::GgufFile;
 use real_model::real_model;
+use small_model::{gguf_file::GgufFile, model_that_answers};
 use support::{assert_fails, run, stderr, worker};
 
-#[path = "../../tests/support/gguf_file.rs"]
-mod gguf_file;
 #[path = "../../tests/support/real_model.rs"]
 mod real_model;
+#[path = "support/small_model.rs"]
+mod small_model;
 mod support;
 
 fn stdout(output: &Output) -> String {
@@ -669,62 +669,10 @@ fn missing_and_failing_templates_name_the_line_and_a_hint() {
     assert_fails(&output, 1, "messages");
 }
 
-/// A model without weights, whose every answer is token 0, `text`.
-fn model_that_answers(text: &str) -> String {
-    const LENGTH: u32 = 32;
-    let square = vec![0.0; (LENGTH * LENGTH) as usize];
-    let ones = vec![1.0; LENGTH as usize];
-    let tokens = [text, "<unk>", "</s>", "a", "\u{2581}"];
-    let types: Vec<u8> = [1i32, 2, 3, 1, 1]
-        .iter()
-        .flat_map(|t| t.to_le_bytes())
-        .collect();
-    let mut file = GgufFile::new()
-        .u32("llama.block_count", 1)
-        .u32("llama.context_length", 64)
-        .u32("llama.embedding_length", LENGTH)
-        .u32("llama.feed_forward_length", LENGTH)
-        .u32("llama.attention.head_count", 1)
-        .entry(
-            "llama.attention.layer_norm_rms_epsilon",
-            6,
-            &1e-5f32.to_le_bytes(),
-        )
-        .string("tokenizer.ggml.model", "llama")
-        .strings("tokenizer.ggml.tokens", &tokens)
-        .array("tokenizer.ggml.scores", 6, tokens.len() as u64, &[0; 4 * 5])
-        .array("tokenizer.ggml.token_type", 5, tokens.len() as u64, &types)
-        .u32("tokenizer.ggml.eos_token_id", 2)
-        .u32("tokenizer.ggml.unknown_token_id", 1);
-    let table = vec![0.0; tokens.len() * LENGTH as usize];
-    for name in ["token_embd", "output"] {
-        let dimensions = [u64::from(LENGTH), tokens.len() as u64];
-        file = file.tensor_f32(&format!("{name}.weight"), &dimensions, &table);
-    }
-    for name in [
-        "attn_q",
-        "attn_k",
-        "attn_v",
-        "attn_output",
-        "ffn_gate",
-        "ffn_up",
-        "ffn_down",
-    ] {
-        let dimensions = [u64::from(LENGTH); 2];
-        file = file.tensor_f32(&format!("blk.0.{name}.weight"), &dimensions, &square);
-    }
-    for name in ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"] {
-        file = file.tensor_f32(&format!("{name}.weight"), &[u64::from(LENGTH)], &ones);
-    }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("answers.gguf");
-    std::fs::write(&path, file.bytes()).expect("a temporary file");
-    path.to_str().expect("UTF-8").to_owned()
-}
-
 #[test]
 #[cfg(unix)]
 fn escape_sequences_of_an_answer_reach_a_pipe_and_no_terminal() {
-    let model = model_that_answers("\u{1b}]0;t\u{7}");
+    let model = model_that_answers("answers.gguf", "\u{1b}]0;t\u{7}", Some(1));
     let args = [
         "run",
         "--raw",

@@ -9,12 +9,15 @@ use serde_json::{Value, json};
 
 use http::{Reply, request};
 use real_model::real_model;
+use small_model::{LENGTH, model_that_answers, row};
 use support::{assert_fails, run, worker};
 
 #[path = "support/http.rs"]
 mod http;
 #[path = "../../tests/support/real_model.rs"]
 mod real_model;
+#[path = "support/small_model.rs"]
+mod small_model;
 mod support;
 
 #[test]
@@ -227,6 +230,57 @@ fn with_second_model(model: &str, more: &[&str]) -> (Child, impl Fn(&str) -> Rep
         Reply::read(client)
     };
     (child, ask)
+}
+
+/// The status and the answer of a server with these flags to an input of tokens.
+fn embedding(model: &str, flags: &[&str], input: &[u32]) -> Reply {
+    let mut child = worker(&["serve", model, "--backend", "host", "--port", "0"])
+        .args(["--alias", "small"])
+        .args(flags)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the worker starts");
+    let mut line = String::new();
+    let output = child.stdout.take().expect("is piped");
+    BufReader::new(output).read_line(&mut line).expect("UTF-8");
+    let address = line.trim_end().strip_prefix("listening on http://");
+    let mut client = TcpStream::connect(address.expect("an address")).expect("it listens");
+    let body = json!({ "model": "small", "input": input }).to_string();
+    let text = request("POST /v1/embeddings", &[], &body);
+    client.write_all(text.as_bytes()).expect("it reads");
+    let reply = Reply::read(client);
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+    reply
+}
+
+#[test]
+fn pooling_is_that_of_the_flag_or_of_the_file() {
+    let [none, last] = [("none.gguf", None), ("last.gguf", Some(3))]
+        .map(|(name, pooling)| model_that_answers(name, "a", pooling));
+    let refused = embedding(&none, &[], &[3, 4]);
+    let message = refused.assert_error(400, "unsupported_value", Some("model"));
+    assert!(message.contains("--pooling"), "{message}");
+
+    for (model, flags, token) in [
+        (&none, &["--pooling", "last"][..], 4),
+        (&last, &[], 4),
+        (&last, &["--pooling", "first"], 3),
+    ] {
+        let answer = embedding(model, flags, &[3, 4]).ok();
+        let values = answer["data"][0]["embedding"].as_array().expect("a list");
+        let length = row(token)
+            .iter()
+            .map(|value| value * value)
+            .sum::<f32>()
+            .sqrt();
+        assert_eq!(values.len(), LENGTH as usize);
+        for (value, expected) in values.iter().zip(row(token)) {
+            let value = value.as_f64().expect("a number") as f32;
+            // RMSNorm adds 1e-5 to the mean square; activations may be bf16.
+            assert!((value - expected / length).abs() < 5e-3, "{answer}");
+        }
+    }
 }
 
 fn memory(health: &Reply) -> u64 {

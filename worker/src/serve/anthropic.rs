@@ -39,12 +39,7 @@ pub async fn count_tokens(Input { app, fields, .. }: Input) -> Result<Response> 
     let (prompt, _) = conversation(&app, &mut fields, &mut unknown)?;
     let ignored = check_unknown(&app, unknown)?;
     let prompt = Prompt::Chat(prompt);
-    app.check_text(&prompt)?;
-    let tokens = blocking(move || {
-        let encoded = app.service.encode(&prompt, &Default::default());
-        encoded.map_err(|error| ApiError::from_service(&error, &app.service.stats()))
-    })
-    .await?;
+    let tokens = blocking(move || app.encode(&prompt)).await?;
     let answer = json_response(&json!({ "input_tokens": tokens.len() }));
     Ok(with_ignored(answer, ignored))
 }

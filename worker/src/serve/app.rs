@@ -10,8 +10,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use worker_cuda::generate::service::{State, Stats};
-use worker_cuda::generate::{Prompt, Service};
+use worker_cuda::Token;
+use worker_cuda::generate::service::{Pooling, State, Stats};
+use worker_cuda::generate::{CancelFlag, Prompt, Service};
 use worker_cuda::text::{ChatTemplate, Tokenizer};
 
 use super::error::ApiError;
@@ -36,6 +37,8 @@ pub struct ServedModel {
     pub fingerprint: String,
     /// How to sample where a request does not say.
     pub sampling: SamplingDefaults,
+    /// How embeddings are made of tokens; None: there are none.
+    pub pooling: Option<Pooling>,
     /// The chat template, for `/apply-template`.
     pub template: Option<Arc<ChatTemplate>>,
     /// Device memory by purpose, in bytes.
@@ -350,6 +353,22 @@ impl App {
                 "this server has no tokenizer",
             )
         })
+    }
+
+    /// The tokens of a prompt.
+    pub fn encode(&self, prompt: &Prompt) -> Result<Vec<Token>, ApiError> {
+        self.encode_cancellable(prompt, &CancelFlag::default())
+    }
+
+    /// The same with a flag that stops the rendering of a template.
+    pub fn encode_cancellable(
+        &self,
+        prompt: &Prompt,
+        cancel: &CancelFlag,
+    ) -> Result<Vec<Token>, ApiError> {
+        self.check_text(prompt)?;
+        let encoded = self.service.encode(prompt, cancel);
+        encoded.map_err(|error| ApiError::from_service(&error, &self.service.stats()))
     }
 
     /// Refuses texts that cannot fit, however few tokens they become, before they are tokenized.

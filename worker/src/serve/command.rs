@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use worker_cuda::generate::Service;
-use worker_cuda::generate::service::{self, ModelEngine};
+use worker_cuda::generate::service::{self, ModelEngine, Pooling};
 use worker_cuda::text::{ChatTemplate, NamedTemplate, Vocabulary};
 use worker_cuda::{
     Backend, ContextInfo, CudaContext, EngineOptions, Gguf, Model, Plan, Progress, Purpose,
@@ -90,6 +90,9 @@ pub struct Args {
     /// A file with a chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
+    /// How embeddings are made of tokens [default: as the file states]
+    #[arg(long, value_enum)]
+    pooling: Option<PoolingChoice>,
     /// Answers generated at once [default: 256, on the CPU 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_sequences: Option<u32>,
@@ -134,6 +137,16 @@ enum LogChoice {
     Off,
     Requests,
     Texts,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum PoolingChoice {
+    /// The mean of all tokens
+    Mean,
+    /// The first token
+    First,
+    /// The last token
+    Last,
 }
 
 /// Keys in place of a file.
@@ -182,7 +195,7 @@ pub fn run(args: &Args) -> Outcome {
         reserves_queue: tenants > 1,
     };
     let service = start.service(&model, template.clone())?;
-    let served = served(names(args, path), path, &model, template)?;
+    let served = served(args, names(args, path), path, &model, template)?;
     options.loadable = loadables(&start, &served.names, &model)?;
     let memory = served.memory.clone();
     let server = Server::bind(&address, service, served, options, metrics)
@@ -380,7 +393,8 @@ impl LoadableFile {
         let model = Model::builder(&self.context, &gguf);
         let model = model.progress(progress).load()?;
         let service = self.start.service(&model, template.clone())?;
-        let served = served(vec![self.name.clone()], &self.path, &model, template)?;
+        let names = vec![self.name.clone()];
+        let served = served(&self.start.args, names, &self.path, &model, template)?;
         Ok((service, served))
     }
 
@@ -470,6 +484,7 @@ fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
 }
 
 fn served(
+    args: &Args,
     names: Vec<String>,
     path: &Path,
     model: &Model,
@@ -509,6 +524,7 @@ fn served(
         quantization: quantization(gguf)?,
         fingerprint: fingerprint(path, model)?,
         sampling: sampling(gguf)?,
+        pooling: pooling(args, gguf)?,
         template,
         memory: Some(Arc::new(memory)),
         residency: Some(Arc::new(residency)),
@@ -558,6 +574,19 @@ fn fingerprint(path: &Path, model: &Model) -> Outcome<String> {
     );
     let digest = blake3::hash(text.as_bytes()).to_hex();
     Ok(format!("fp_{}", &digest[..12]))
+}
+
+/// How embeddings are made: by the flag, else by the file. The other numbers that a file may have are those of no
+/// pooling and of models that rank texts.
+fn pooling(args: &Args, gguf: &Gguf) -> Outcome<Option<Pooling>> {
+    let architecture = gguf.str("general.architecture")?.unwrap_or("");
+    let of_file = gguf.u32(&format!("{architecture}.pooling_type"))?;
+    Ok(match (args.pooling, of_file) {
+        (Some(PoolingChoice::Mean), _) | (None, Some(1)) => Some(Pooling::Mean),
+        (Some(PoolingChoice::First), _) | (None, Some(2)) => Some(Pooling::First),
+        (Some(PoolingChoice::Last), _) | (None, Some(3)) => Some(Pooling::Last),
+        (None, _) => None,
+    })
 }
 
 fn sampling(gguf: &Gguf) -> Outcome<SamplingDefaults> {

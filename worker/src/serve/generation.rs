@@ -34,7 +34,7 @@ pub struct Accepted {
 type Held = (Option<Arc<Permit>>, Option<Arc<Room>>);
 
 /// Bytes that a token of a prompt takes until the answer has ended: here, and in the service.
-const PROMPT_TOKEN_BYTES: usize = 16;
+pub const PROMPT_TOKEN_BYTES: usize = 16;
 
 impl Accepted {
     pub fn canceller(&self) -> RequestCancel {
@@ -90,17 +90,14 @@ pub async fn submit(
     mut request: Request,
     prompt: Prompt,
 ) -> Result<Accepted, ApiError> {
-    let held = (visitor.permit.clone(), visitor.room.clone());
-    let entry = visitor.entry.clone();
+    let visitor = visitor.clone();
     let cancel = CancelFlag::default();
     let _cancel = CancelOnDrop(cancel.clone());
     let app = Arc::clone(app);
     blocking(move || {
-        app.check_text(&prompt)?;
-        let failed = |error| ApiError::from_service(&error, &app.service.stats());
-        let tokens = app.service.encode(&prompt, &cancel).map_err(failed)?;
+        let tokens = app.encode_cancellable(&prompt, &cancel)?;
         drop(prompt);
-        if let Some(room) = &held.1 {
+        if let Some(room) = &visitor.room {
             room.shrink(tokens.len() * PROMPT_TOKEN_BYTES);
         }
         let prompt = tokens;
@@ -120,19 +117,30 @@ pub async fn submit(
         {
             constrained.reasoning = Some(Reasoning::Begun(end.into()));
         }
-        request.prompt = Prompt::Tokens(prompt.clone());
-        let events = app.service.submit(&request).map_err(failed)?;
-        if let Some(entry) = &entry {
-            entry.accept(&app, &prompt);
-        }
-        Ok(Accepted {
-            events,
-            prompt,
-            entry,
-            held: Some(held),
-        })
+        accept(&app, &visitor, request, prompt)
     })
     .await
+}
+
+/// Hands a request with these tokens to the service.
+pub fn accept(
+    app: &App,
+    visitor: &Visitor,
+    mut request: Request,
+    prompt: Vec<Token>,
+) -> Result<Accepted, ApiError> {
+    request.prompt = Prompt::Tokens(prompt.clone());
+    let events = app.service.submit(&request);
+    let events = events.map_err(|error| ApiError::from_service(&error, &app.service.stats()))?;
+    if let Some(entry) = &visitor.entry {
+        entry.accept(app, &prompt);
+    }
+    Ok(Accepted {
+        events,
+        prompt,
+        entry: visitor.entry.clone(),
+        held: Some((visitor.permit.clone(), visitor.room.clone())),
+    })
 }
 
 /// What one choice has got: all of it, or what came since the last look.
@@ -178,6 +186,8 @@ impl Part {
 pub struct Parts {
     pub choices: Vec<Part>,
     pub end: Option<Result<Usage, Error>>,
+    /// That of the prompt, if it was asked for.
+    pub embedding: Vec<f32>,
     /// Tokens of all choices that were reasoning.
     pub reasoning_tokens: u32,
     /// Whether tokens are wanted, besides the text.
@@ -191,6 +201,7 @@ impl Parts {
         Self {
             choices: vec![Part::default(); choices as usize],
             end: None,
+            embedding: Vec::new(),
             reasoning_tokens: 0,
             splitters: splitter.map_or(Vec::new(), |splitter| vec![splitter; choices as usize]),
             keeps_tokens,
@@ -244,6 +255,7 @@ impl Parts {
                     part.end = Some((reason, stop));
                 }
             }
+            Event::Embedding(values) => self.embedding = values,
             Event::Done(usage) => self.end = Some(Ok(usage)),
             Event::Failed(error) => self.end = Some(Err(error)),
             _ => {}

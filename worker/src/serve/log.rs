@@ -97,7 +97,7 @@ impl Entry {
     pub fn accept(&self, app: &App, prompt: &[worker_cuda::Token]) {
         let mut record = self.lock();
         record.accepted = true;
-        record.prompt_tokens = prompt.len();
+        record.prompt_tokens += prompt.len();
         if self.app.options.log_texts {
             let tokenizer = app.service.tokenizer();
             let text = tokenizer.and_then(|tokenizer| {
@@ -107,7 +107,8 @@ impl Entry {
                 };
                 tokenizer.decode(prompt, options).ok()
             });
-            record.texts = Some((text.unwrap_or_default(), String::new()));
+            let texts = record.texts.get_or_insert_default();
+            texts.0.push_str(&text.unwrap_or_default());
         }
     }
 

@@ -40,6 +40,7 @@ mod calls;
 mod command;
 mod completions;
 mod config;
+mod embeddings;
 mod error;
 mod execute;
 mod fields;

@@ -7,7 +7,7 @@ use worker_cuda::generate::service::{MAX_CHOICES, MAX_STOPS};
 use worker_cuda::scheduler::{MAX_PRIORITY, MAX_STOP_TOKENS};
 
 use super::parameters::{self, DAY_MS, MAX_PENALTY_TOKENS, MAX_TOP_LOGPROBS};
-use super::{anthropic, execute, responses};
+use super::{anthropic, embeddings, execute, responses};
 
 /// A name of a field and what it takes.
 type Field = (&'static str, Value);
@@ -122,6 +122,21 @@ fn posts(model: &Value) -> Vec<Post> {
             vec!["model", "prompt"],
             with_model(text()),
             completion("text_completion"),
+        ),
+        (
+            "/v1/embeddings",
+            "Converts texts or tokens to vectors",
+            vec!["model", "input"],
+            with_model(embeddings_fields()),
+            object_with(&[
+                ("object", json!({ "const": "list" })),
+                ("model", string()),
+                ("data", list(embedding())),
+                (
+                    "usage",
+                    object_with(&[("prompt_tokens", natural()), ("total_tokens", natural())]),
+                ),
+            ]),
         ),
         (
             "/v1/responses",
@@ -457,6 +472,26 @@ fn text_only() -> Vec<Field> {
         ("tool_choice", json!({ "enum": ["none", "auto"] })),
         ("parallel_tool_calls", boolean()),
     ]
+}
+
+fn embeddings_fields() -> Vec<Field> {
+    let input = json!({ "anyOf": [stop(), tokens()] });
+    let inputs = json!({ "type": "array", "items": input, "maxItems": embeddings::MAX_INPUTS });
+    let own = vec![
+        ("input", json!({ "anyOf": [stop(), tokens(), inputs] })),
+        ("encoding_format", json!({ "enum": ["float", "base64"] })),
+        ("dimensions", whole(1, u32::MAX.into())),
+    ];
+    [own, order(), without_effect(&parameters::HARMLESS)].concat()
+}
+
+fn embedding() -> Value {
+    let values = json!({ "anyOf": [string(), { "type": "array", "items": { "type": "number" } }] });
+    object_with(&[
+        ("object", json!({ "const": "embedding" })),
+        ("index", natural()),
+        ("embedding", values),
+    ])
 }
 
 fn responses_fields() -> Vec<Field> {

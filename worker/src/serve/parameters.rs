@@ -129,15 +129,7 @@ impl Parameters {
         request.ignore_end = fields.boolean("ignore_eos")?;
         let choices = fields.integer("n", 1..=MAX_CHOICES.into())?.unwrap_or(1) as u32;
         request.choices = choices;
-        let priority = fields.integer("priority", 0..=MAX_PRIORITY.into())?;
-        request.priority = caller.priority.max(priority.unwrap_or(0) as u8);
-        request.tenant = caller.tenant;
-        request.deadline = fields
-            .integer("deadline_ms", 1..=DAY_MS)?
-            .map(Duration::from_millis);
-        let salt = fields.string("cache_salt")?.unwrap_or_default();
-        limit(fields, "cache_salt", salt.len(), MAX_SALT_BYTES)?;
-        request.salt = Salt::new(&app.secret, caller.name.as_bytes(), salt.as_bytes());
+        order(fields, app, caller, &mut request)?;
         let stream = fields.boolean("stream")?;
         Ok(Self {
             request,
@@ -161,6 +153,19 @@ impl Parameters {
         self.logprobs = Some(top as u32);
         Ok(())
     }
+}
+
+/// Who asks, how urgent it is, and whose prompts have pages in common with it.
+pub fn order(fields: &mut Fields, app: &App, caller: &Caller, request: &mut Request) -> Result<()> {
+    let priority = fields.integer("priority", 0..=MAX_PRIORITY.into())?;
+    request.priority = caller.priority.max(priority.unwrap_or(0) as u8);
+    request.tenant = caller.tenant;
+    let deadline = fields.integer("deadline_ms", 1..=DAY_MS)?;
+    request.deadline = deadline.map(Duration::from_millis);
+    let salt = fields.string("cache_salt")?.unwrap_or_default();
+    limit(fields, "cache_salt", salt.len(), MAX_SALT_BYTES)?;
+    request.salt = Salt::new(&app.secret, caller.name.as_bytes(), salt.as_bytes());
+    Ok(())
 }
 
 /// Checks the name of the model.

@@ -20,6 +20,7 @@ use worker_cuda::text::{DecodeOptions, EncodeOptions, Tokenizer};
 use super::anthropic::{count_tokens, messages};
 use super::app::App;
 use super::completions::{chat, completions};
+use super::embeddings::embeddings;
 use super::error::ApiError;
 use super::execute::{cancel, execute, shutdown};
 use super::fields::{Fields, wrong_type};
@@ -44,6 +45,7 @@ pub fn router(app: &Arc<App>, local: Local) -> Router {
         .route("/v1/models/{id}/unload", post(unload))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
+        .route("/v1/embeddings", post(embeddings))
         .route("/v1/responses", post(responses))
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(count_tokens))
@@ -79,7 +81,12 @@ async fn wrong_method() -> ApiError {
 
 /// A body of JSON, status 200.
 pub fn json_response(value: &Value) -> Response {
-    let mut response = Response::new(Body::from(value.to_string()));
+    json_body(value.to_string())
+}
+
+/// The same of a text that is JSON.
+pub fn json_body(text: String) -> Response {
+    let mut response = Response::new(Body::from(text));
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(CONTENT_TYPE, json);
     response
@@ -129,10 +136,7 @@ async fn tokenize(
                 .tokenizer()?
                 .encode(text, options)
                 .map_err(|error| ApiError::invalid("content", error.to_string()))?,
-            prompt => app
-                .service
-                .encode(prompt, &Default::default())
-                .map_err(|error| ApiError::from_service(&error, &app.service.stats()))?,
+            prompt => app.encode(prompt)?,
         };
         Ok(json_response(
             &json!({ "tokens": tokens, "count": tokens.len() }),
