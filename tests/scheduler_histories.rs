@@ -33,6 +33,8 @@ struct Setup {
     max_queued: u32,
     max_queued_tokens: u64,
     max_saved_pages: u32,
+    /// Every second saved sequence.
+    loses_saves: bool,
     has_itl_target: bool,
     page_sharing: PageSharing,
 }
@@ -78,6 +80,7 @@ fn setups() -> impl Strategy<Value = Setup> {
         0..24u32,
         3..12u32,
         0..20u32,
+        prop::bool::weighted(0.2),
         any::<bool>(),
         prop_oneof![1 => Just(PageSharing::None), 3 => Just(PageSharing::Cached)],
     )
@@ -89,6 +92,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 extra,
                 max_queued,
                 saved,
+                loses_saves,
                 itl,
                 page_sharing,
             )| {
@@ -100,6 +104,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                     max_queued,
                     max_queued_tokens: u64::from(4 * page_count * page_tokens),
                     max_saved_pages: saved,
+                    loses_saves,
                     has_itl_target: itl,
                     page_sharing,
                 }
@@ -200,6 +205,7 @@ struct World {
     fail_row: Option<(u8, RowOutcome)>,
     fail_step: bool,
     step_after_fault: bool,
+    save_count: u32,
     plans: Vec<Plan>,
 }
 
@@ -238,6 +244,7 @@ impl World {
             fail_row: None,
             fail_step: false,
             step_after_fault: false,
+            save_count: 0,
             plans: Vec::new(),
         }
     }
@@ -396,6 +403,13 @@ impl World {
         let fails = std::mem::take(&mut self.fail_step);
         self.engine
             .execute(&plan, |id| seen[&id].submission.salt, fault, fails);
+        for save in plan.saves() {
+            self.save_count += 1;
+            if self.setup.loses_saves && self.save_count.is_multiple_of(2) {
+                self.engine.lose_saved(save.request);
+                self.scheduler.lose_saved(save.request);
+            }
+        }
         self.engine
             .check(&self.scheduler.stats(), |id| seen[&id].ended.is_none());
         if !plan.rows().is_empty() {

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use worker_cuda::LateRow;
 use worker_cuda::generate::service::*;
 use worker_cuda::generate::{FinishReason, Service};
-use worker_cuda::scheduler::{Costs, Plan, RowOutcome, Token};
+use worker_cuda::scheduler::{Costs, Plan, RequestId, RowOutcome, Token};
 
 #[path = "support/simulated_engine.rs"]
 mod simulated_engine;
@@ -21,6 +21,12 @@ use simulated_engine::{Finished, SimulatedEngine, VOCABULARY, solo_token};
 
 const END: Token = VOCABULARY - 1;
 const SEQUENCE_TOKENS: u32 = 40;
+const COSTS: Costs = Costs {
+    step: Duration::from_micros(100),
+    decode_row: Duration::from_micros(10),
+    prefill_token: Duration::from_micros(10),
+    restore_page: Duration::from_micros(1),
+};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -66,6 +72,9 @@ struct Control {
 
 struct Simulated {
     engine: SimulatedEngine,
+    clock: Clock,
+    lost: Vec<RequestId>,
+    save_count: u32,
     limits: EngineLimits,
     control: Arc<Control>,
 }
@@ -84,7 +93,18 @@ impl StepEngine for Simulated {
                 })
                 .is_ok();
         self.engine.execute(plan, |_| 0, |_| None, fails);
+        for save in plan.saves() {
+            self.save_count += 1;
+            if self.save_count.is_multiple_of(5) {
+                self.engine.lose_saved(save.request);
+                self.lost.push(save.request);
+            }
+        }
         Ok(())
+    }
+
+    fn lost_saves(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.lost)
     }
 
     fn sample(&mut self, _: &[LateRow<'_>]) -> worker_cuda::Result<()> {
@@ -92,7 +112,9 @@ impl StepEngine for Simulated {
     }
 
     fn wait(&mut self, results: &mut StepResults) -> worker_cuda::Result<()> {
-        match self.engine.wait().2 {
+        let (_, duration, finished) = self.engine.wait();
+        self.clock.advance(duration);
+        match finished {
             Finished::Done(outcomes) => {
                 for outcome in outcomes {
                     let token = match outcome {
@@ -184,16 +206,22 @@ impl Seen {
     }
 }
 
-fn play(page_sharing: PageSharing, page_count: u32, ops: &[Op]) {
+fn play(page_sharing: PageSharing, page_count: u32, max_saved_pages: u32, ops: &[Op]) {
     let mut limits = EngineLimits::new(page_count, VOCABULARY);
     limits.page_tokens = 4;
     limits.max_sequences = 4;
     limits.max_step_tokens = 16;
     limits.max_sequence_tokens = SEQUENCE_TOKENS;
     limits.page_sharing = page_sharing;
+    limits.max_saved_pages = max_saved_pages;
+    limits.restore_page = COSTS.restore_page;
+    let clock = Clock::manual();
     let control = Arc::new(Control::default());
     let engine = Simulated {
-        engine: SimulatedEngine::new(4, page_count, Costs::default()),
+        engine: SimulatedEngine::new(4, page_count, COSTS),
+        clock: clock.clone(),
+        lost: Vec::new(),
+        save_count: 0,
         limits,
         control: control.clone(),
     };
@@ -202,7 +230,7 @@ fn play(page_sharing: PageSharing, page_count: u32, ops: &[Op]) {
     options.max_events_behind = 6;
     options.max_queued_tokens = Some(100_000);
     options.text_threads = 2;
-    options.clock = Clock::manual();
+    options.clock = clock;
     let service = Service::start(engine, None, options).unwrap();
     let mut all: Vec<Seen> = Vec::new();
     for op in ops {
@@ -274,8 +302,9 @@ proptest! {
     fn every_history_ends_with_the_texts_of_requests_alone(
         sharing in prop_oneof![Just(PageSharing::None), Just(PageSharing::Cached)],
         page_count in 12..40u32,
+        max_saved_pages in 0..12u32,
         ops in vec(ops(), 1..40),
     ) {
-        play(sharing, page_count, &ops);
+        play(sharing, page_count, max_saved_pages, &ops);
     }
 }

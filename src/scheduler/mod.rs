@@ -63,7 +63,7 @@
 //! those in the cache, are taken. If sequences grow and no page is free, sequences are preempted: paused
 //! ones first, then by lowest urgency, by fewest computed tokens, and by latest arrival. The most urgent
 //! sequence is never preempted. A preempted sequence is saved if, by [`Costs`], restoring it takes less
-//! time than computing it again.
+//! time than computing it again. [`Scheduler::lose_saved`] reports one that could not be kept.
 //!
 //! **Cache.** The scheduler knows the keys ([`PageKey`]) of all computed pages. The pages of ended requests
 //! stay in the cache until they are needed; the least recently used page is evicted first. [`Plan`]
@@ -393,6 +393,14 @@ impl Scheduler {
             let entry = &mut self.entries[index as usize];
             entry.is_held = entry.late > 0;
             entry.may_be_late = false;
+        }
+    }
+
+    /// A sequence that a plan [saves](Plan::saves) could not be kept: it is computed again.
+    pub fn lose_saved(&mut self, id: RequestId) {
+        let entry = self.find(id).map(|index| &mut self.entries[index as usize]);
+        if let Some(saved) = entry.and_then(|entry| entry.saved.take()) {
+            self.saved_pages -= saved.pages;
         }
     }
 

@@ -84,6 +84,8 @@ pub struct Save {
     pub request: RequestId,
     /// Its sequence.
     pub sequence: u32,
+    /// Pages that it has.
+    pub page_count: u32,
 }
 
 /// Creates a sequence, with the longest run of shared pages for its tokens.

@@ -148,7 +148,11 @@ impl Scheduler {
                 step: self.next_step,
             });
             let request = entry.id(index);
-            self.plan.saves.push(Save { request, sequence });
+            self.plan.saves.push(Save {
+                request,
+                sequence,
+                page_count: pages,
+            });
         }
         self.give_back_sequence(index);
         self.enqueue_again(index);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use worker_cuda::generate::service::*;
 use worker_cuda::generate::{FinishReason, Service};
-use worker_cuda::scheduler::Plan;
+use worker_cuda::scheduler::{Plan, RequestId};
 use worker_cuda::text::{Tokenizer, Vocabulary};
 use worker_cuda::{EngineOptions, ErrorKind, LateRow, Sampling, Token};
 
@@ -174,6 +174,10 @@ impl StepEngine for Faulty {
 
     fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> worker_cuda::Result<()> {
         self.engine.submit(plan, rows)
+    }
+
+    fn lost_saves(&mut self) -> Vec<RequestId> {
+        self.engine.lost_saves()
     }
 
     fn sample(&mut self, rows: &[LateRow<'_>]) -> worker_cuda::Result<()> {

@@ -3,7 +3,7 @@
 //! overwritten by mistake shows in the text. It panics where a real engine would refuse a call.
 #![allow(dead_code)] // each test file uses what it needs
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use worker_cuda::scheduler::{Costs, PageKey, Plan, RequestId, Row, RowOutcome, Stats, Token};
@@ -60,6 +60,7 @@ pub struct SimulatedEngine {
     numbers: HashMap<u32, u64>,        // serial number of each sequence of a plan
     next_serial: u64,
     saved: HashMap<RequestId, Vec<u64>>,
+    lost: HashSet<RequestId>,
     in_flight: VecDeque<StepInFlight>,
     costs: Costs,
     is_broken: bool,
@@ -103,6 +104,7 @@ impl SimulatedEngine {
             numbers: HashMap::new(),
             next_serial: 0,
             saved: HashMap::new(),
+            lost: HashSet::new(),
             in_flight: VecDeque::new(),
             costs,
             is_broken: false,
@@ -162,7 +164,8 @@ impl SimulatedEngine {
             self.release(&pages);
         }
         for request in plan.dropped_saves() {
-            assert!(self.saved.remove(request).is_some(), "nothing was saved");
+            let was_saved = self.saved.remove(request).is_some() || self.lost.contains(request);
+            assert!(was_saved, "nothing was saved");
         }
         for admission in plan.admissions() {
             let keys = plan.keys(admission.keys);
@@ -315,6 +318,12 @@ impl SimulatedEngine {
         }
         let counted: Vec<u32> = self.pages.iter().map(|page| page.references).collect();
         assert_eq!(references, counted, "references and owners of each page");
+    }
+
+    /// Forgets what was saved of a request.
+    pub fn lose_saved(&mut self, request: RequestId) {
+        assert!(self.saved.remove(&request).is_some(), "nothing was saved");
+        self.lost.insert(request);
     }
 
     pub fn sequence_count(&self) -> usize {

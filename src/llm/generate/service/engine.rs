@@ -1,5 +1,7 @@
 //! What a service needs of an engine.
 
+use std::time::Duration;
+
 use crate::core::error::Result;
 use crate::llm::engine::Token;
 use crate::llm::step::{HiddenState, LateRow, Sampling};
@@ -25,6 +27,10 @@ pub struct EngineLimits {
     pub vocabulary_size: u32,
     /// Which computed pages it can share.
     pub page_sharing: PageSharing,
+    /// Most pages of preempted sequences that it keeps outside the KV cache; 0: they are computed again.
+    pub max_saved_pages: u32,
+    /// How long it takes to restore one of them, as measured.
+    pub restore_page: Duration,
     /// Values of a hidden state; 0: it returns none.
     pub embedding_length: u32,
 }
@@ -42,6 +48,8 @@ impl EngineLimits {
             max_top_logprobs: 20,
             vocabulary_size,
             page_sharing: PageSharing::None,
+            max_saved_pages: 0,
+            restore_page: Duration::ZERO,
             embedding_length: 0,
         }
     }
@@ -59,6 +67,12 @@ pub trait StepEngine: Send {
     /// Carries out a plan and starts its rows, without waiting for them. At most two steps are in flight.
     /// A plan without rows is carried out and starts nothing.
     fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> Result<()>;
+
+    /// Requests whose sequences the last plan [saves](Plan::saves) and that could not be kept. No later plan restores
+    /// them.
+    fn lost_saves(&mut self) -> Vec<RequestId> {
+        Vec::new()
+    }
 
     /// Samples or holds the [late rows](Row::is_late) of the latest step, in their order, without waiting for them.
     /// Called before the next plan, and only if there are such rows.

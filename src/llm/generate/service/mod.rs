@@ -43,6 +43,7 @@ use crate::scheduler::{self, Config, Scheduler};
 
 mod clock;
 mod constraint;
+mod costs;
 mod deliver;
 mod engine;
 mod event;
@@ -51,6 +52,7 @@ mod model_engine;
 mod pooled;
 mod request;
 mod run;
+mod saved;
 mod scripted;
 mod state;
 mod stats;
@@ -158,7 +160,8 @@ impl Service {
     /// Creates an engine for a model, reads the tokenizer from its file, and starts.
     ///
     /// Requests of equal salts share the pages of equal beginnings of their prompts. The pages of ended requests
-    /// stay cached until their memory is needed. Preempted sequences are computed again.
+    /// stay cached until their memory is needed. A preempted sequence is saved to host memory if restoring it takes
+    /// less time than computing it again.
     pub fn with_model(model: &Model, engine: &EngineOptions, options: Options) -> Result<Self> {
         let tokenizer = Tokenizer::from_gguf(model.gguf())?;
         Self::with_tokenizer(model, engine, Arc::new(tokenizer), options)
@@ -328,6 +331,7 @@ impl Options {
         config.token_budget = limits.max_step_tokens;
         config.max_sequence_tokens = limits.max_sequence_tokens;
         config.page_sharing = limits.page_sharing;
+        config.max_saved_pages = limits.max_saved_pages;
         config.max_queued = self.max_queued;
         config.max_queued_tokens = self.max_queued_tokens.unwrap_or(4 * pool_tokens);
         config.reserves_queue = self.reserves_queue;

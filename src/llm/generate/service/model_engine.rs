@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use super::engine::{EngineLimits, RowSource, StepEngine, StepResults};
+use super::saved::SavedSequences;
 use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::{Engine, Sequence, Ticket};
@@ -13,12 +14,15 @@ use crate::llm::step::{LateRow, Row, RowStatus, Step, StepOutput};
 use crate::scheduler::{PageKey, PageSharing, Plan, RequestId, RowOutcome};
 
 /// Positions of a page of the KV cache.
-const PAGE_TOKENS: u32 = 64;
+pub(super) const PAGE_TOKENS: u32 = 64;
 
 /// KV cache on the CPU, unless less is free.
 const HOST_KV_BYTES: u64 = 2 << 30;
 
-/// Carries out plans on an [`Engine`]. Nothing is saved or restored.
+/// Pinned memory for preempted sequences: a quarter of the KV cache, and at most this.
+const MOST_SAVED_BYTES: u64 = 4 << 30;
+
+/// Carries out plans on an [`Engine`].
 pub struct ModelEngine {
     model: Model,
     options: EngineOptions,
@@ -27,6 +31,7 @@ pub struct ModelEngine {
     in_flight: VecDeque<InFlight>,
     output: StepOutput,
     keys: Vec<[u8; 32]>, // their memory is used again
+    saved: SavedSequences,
     /// None after a reset that failed.
     engine: Option<Engine>,
 }
@@ -70,9 +75,13 @@ impl ModelEngine {
 
     /// Creates the engine of a model.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Self> {
-        let engine = Engine::new(model, options)?;
+        let mut engine = Engine::new(model, options)?;
         let info = engine.info()?;
         let page_count = u32::try_from(info.kv_page_count).unwrap_or(u32::MAX);
+        let page_bytes = u64::from(PAGE_TOKENS) * info.kv_token_bytes;
+        let saved_bytes = (info.kv_page_count / 4 * page_bytes).min(MOST_SAVED_BYTES);
+        let max_saved_pages = (saved_bytes / page_bytes) as u32;
+        let mut saved = SavedSequences::new(model.context(), page_bytes as usize, max_saved_pages);
         let limits = EngineLimits {
             page_tokens: PAGE_TOKENS,
             max_sequences: info.max_sequences.min(info.max_batch_rows),
@@ -80,6 +89,8 @@ impl ModelEngine {
             max_sequence_tokens: info.max_sequence_tokens,
             max_top_logprobs: info.max_top_logprobs,
             page_sharing: PageSharing::Cached,
+            restore_page: saved.measure(&mut engine, info.max_sequence_tokens)?,
+            max_saved_pages,
             embedding_length: match info.hidden_states {
                 true => model.info().embedding_length,
                 false => 0,
@@ -94,6 +105,7 @@ impl ModelEngine {
             in_flight: VecDeque::new(),
             output: StepOutput::default(),
             keys: Vec::new(),
+            saved,
             engine: Some(engine),
         })
     }
@@ -140,8 +152,16 @@ impl StepEngine for ModelEngine {
             let sequence = self.sequences[truncation.sequence as usize].as_ref();
             engine.truncate(sequence.ok_or_else(no_sequence)?, truncation.token_count)?;
         }
+        for save in plan.saves() {
+            let sequence = self.sequences[save.sequence as usize].as_ref();
+            self.saved
+                .save(engine, sequence.ok_or_else(no_sequence)?, save);
+        }
         for &number in plan.releases() {
             self.sequences[number as usize] = None;
+        }
+        for &request in plan.dropped_saves() {
+            self.saved.drop_saved(request);
         }
         for admission in plan.admissions() {
             let sequence = engine.create_sequence()?;
@@ -153,6 +173,13 @@ impl StepEngine for ModelEngine {
                 return Err(Error::new(ErrorKind::Internal, message));
             }
             self.sequences[admission.sequence as usize] = Some(sequence);
+        }
+        for restore in plan.restores() {
+            let sequence = engine.create_sequence()?;
+            let tokens = plan.tokens(restore.tokens);
+            self.saved
+                .restore(engine, &sequence, restore.request, tokens)?;
+            self.sequences[restore.sequence as usize] = Some(sequence);
         }
         if plan.rows().is_empty() {
             return Ok(());
@@ -183,6 +210,10 @@ impl StepEngine for ModelEngine {
             hidden_rows,
         });
         Ok(())
+    }
+
+    fn lost_saves(&mut self) -> Vec<RequestId> {
+        self.saved.take_lost()
     }
 
     fn sample(&mut self, rows: &[LateRow<'_>]) -> Result<()> {

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::costs::CostMeter;
 use super::engine::{StepEngine, StepResults};
 use super::event::Error;
 use super::state::{Core, SampledRows, Shared};
@@ -22,6 +23,8 @@ struct InFlight {
     number: u64,
     rows: u32,
     tokens: u32,
+    /// Rows that continue a text by one token.
+    decode_rows: u32,
     submitted: Duration,
     refused: Option<EngineError>,
 }
@@ -60,6 +63,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     let mut late: Vec<RequestId> = Vec::new(); // rows of the latest step that are not sampled
     let mut last_end = Duration::ZERO;
     let mut mask_wait = LEAST_MASK_WAIT;
+    let mut costs = CostMeter::new(shared.limits.restore_page);
     let mut core = shared.lock();
     loop {
         let is_refused = in_flight
@@ -103,6 +107,9 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
                 drop(core);
                 let step = submit(&plan, &sampled, engine, now)?;
                 core = shared.lock();
+                for request in engine.lost_saves() {
+                    core.scheduler.lose_saved(request);
+                }
                 if step.is_none() {
                     continue; // what came meanwhile may have rows
                 }
@@ -139,7 +146,12 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
                 in_flight.clear();
                 late.clear();
             }
-            let measured = (now.saturating_sub(begin), step.rows, step.tokens);
+            let duration = now.saturating_sub(begin);
+            if waited.is_ok() {
+                costs.add(step.decode_rows, step.tokens - step.decode_rows, duration);
+                core.scheduler.set_costs(costs.costs());
+            }
+            let measured = (duration, step.rows, step.tokens);
             apply(&mut core, step.number, waited, &results, now, measured)?;
         }
     }
@@ -167,6 +179,11 @@ fn submit(
         number: plan.step(),
         rows: plan.rows().len() as u32,
         tokens: plan.token_count(),
+        decode_rows: plan
+            .rows()
+            .iter()
+            .filter(|row| row.token_count == 1)
+            .count() as u32,
         submitted: now,
         refused: submitted.err(),
     }))
