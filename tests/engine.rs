@@ -122,6 +122,67 @@ fn hidden_states_need_the_option() {
 }
 
 #[test]
+fn drafts_give_the_tokens_of_the_run_without_them() {
+    let options = options().max_draft_tokens(Row::MAX_DRAFTS as u32);
+    let mut engine = Engine::new(&tiny(), &options).unwrap();
+    assert_eq!(engine.info().unwrap().max_draft_tokens, 15);
+    let prompt = [1, 2, 3];
+    let mut sampling = Sampling::greedy();
+    sampling.top_logprobs = 2;
+    let plain = engine.create_sequence().unwrap();
+    let mut expected = Vec::new();
+    let mut row = Row::tokens(&plain, &prompt);
+    for _ in 0..12 {
+        let output = run(&mut engine, row.sample(&sampling));
+        let result = &output.rows()[0];
+        let top: Vec<_> = output.top(result).collect();
+        assert!(
+            output
+                .sampled(result)
+                .eq([(result.token.unwrap(), result.logprob)])
+        );
+        assert!(output.top_of(result, 0).eq(top.clone()));
+        assert_eq!(output.top_of(result, 1).len(), 0);
+        expected.push((result.token.unwrap(), result.logprob, top));
+        row = Row::feed_sampled(&plain);
+    }
+    let token = |i: usize| expected[i].0;
+
+    let sequence = engine.create_sequence().unwrap();
+    let drafts = [token(0), token(1), token(2), token(3) + 1, 7];
+    let row = Row::tokens(&sequence, &prompt)
+        .sample(&sampling)
+        .drafts(&drafts);
+    let output = run(&mut engine, row.logits_last());
+    let result = output.rows()[0];
+    let found: Vec<_> = output
+        .sampled(&result)
+        .enumerate()
+        .map(|(i, (token, logprob))| (token, logprob, output.top_of(&result, i).collect()))
+        .collect();
+
+    assert_eq!(found, expected[..4]);
+    assert_eq!(output.top(&result).len(), 8);
+    assert_eq!(result.token, Some(token(3)));
+    assert_eq!((result.token_count, sequence.len().unwrap()), (6, 6));
+    let vocabulary = engine.model().info().vocabulary_size as usize;
+    assert_eq!(output.logits(&result).len(), 6 * vocabulary);
+    assert_eq!(
+        argmax(&output.logits(&result)[3 * vocabulary..][..vocabulary]),
+        token(3)
+    );
+
+    let stop = [token(6)];
+    let drafts: Vec<Token> = (4..10).map(token).collect();
+    let row = Row::feed_sampled(&sequence).sample(&sampling);
+    let output = run(&mut engine, row.drafts(&drafts).stop_tokens(&stop));
+    let first_stop = (4..).find(|&i| token(i) == stop[0]).unwrap();
+
+    assert_eq!(output.sampled(&output.rows()[0]).len(), first_stop - 3);
+    assert_eq!(output.rows()[0].token, Some(stop[0]));
+}
+
+#[test]
 fn logits_of_every_tiny_model_are_the_golden_ones() {
     for path in tiny_models() {
         let model = Model::load(&host(), &Gguf::open(&path).unwrap()).unwrap();

@@ -243,6 +243,8 @@ c_struct! {
         kv_tokens: u64,
         max_logits_rows: u32,
         max_top_logprobs: u32,
+        max_draft_tokens: u32,
+        reserved: u32,
     }
 }
 
@@ -459,6 +461,8 @@ c_struct! {
         kv_cached_page_count: u64,
         kv_held_page_count: u64,
         kv_token_bytes: u64,
+        max_draft_tokens: u32,
+        reserved: u32,
     }
 }
 
@@ -587,6 +591,7 @@ pub const WCUDA_ROW_SAMPLE_LATE: u32 = 1 << 4;
 pub const WCUDA_ROW_HIDDEN_LAST: u32 = 1 << 6;
 pub const WCUDA_ROW_HIDDEN_FIRST: u32 = 1 << 7;
 pub const WCUDA_ROW_HIDDEN_SUM: u32 = 1 << 8;
+pub const WCUDA_ROW_DRAFT_TOKENS_MAX: u32 = 15;
 c_struct! {
     sized wcuda_row {
         struct_size: u32,
@@ -596,6 +601,10 @@ c_struct! {
         sampling: *const wcuda_sampling,
         token_count: u32,
         reserved: u32,
+        draft_tokens: *const i32,
+        stop_tokens: *const i32,
+        draft_count: u32,
+        stop_count: u32,
     }
 }
 
@@ -651,6 +660,8 @@ c_struct! {
         hidden_states_offset: u64,
         hidden_states_count: u32,
         reserved: u32,
+        sampled_offset: u64,
+        sampled_count: u64,
     }
 }
 
@@ -670,6 +681,10 @@ c_struct! {
         reserved: u32,
         hidden_states_capacity: u64,
         hidden_states: *mut f32,
+        sampled_capacity: u64,
+        sampled_tokens: *mut i32,
+        sampled_logprobs: *mut f32,
+        sampled_top_counts: *mut u32,
     }
 }
 

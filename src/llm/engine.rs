@@ -61,6 +61,7 @@ pub(crate) struct OutputSize {
     pub(crate) top: usize,
     pub(crate) logits_rows: usize,
     pub(crate) hidden_states: usize,
+    pub(crate) sampled: usize,
 }
 
 struct Pending {
@@ -84,6 +85,7 @@ pub struct EngineInfo {
     pub max_sequence_tokens: u32,
     pub max_logits_rows: u32,
     pub max_top_logprobs: u32,
+    pub max_draft_tokens: u32,
     /// Live sequences.
     pub sequence_count: u32,
     /// Steps in flight.
@@ -165,6 +167,7 @@ impl Engine {
             max_sequence_tokens: info.max_sequence_tokens,
             max_logits_rows: info.max_logits_rows,
             max_top_logprobs: info.max_top_logprobs,
+            max_draft_tokens: info.max_draft_tokens,
             sequence_count: info.sequence_count,
             steps_in_flight: info.steps_in_flight,
             kv_page_count: info.kv_page_count,

@@ -85,6 +85,7 @@ pub struct EngineOptions {
     kv_tokens: u64,
     max_logits_rows: u32,
     max_top_logprobs: u32,
+    max_draft_tokens: u32,
 }
 
 impl EngineOptions {
@@ -159,7 +160,8 @@ impl EngineOptions {
         self
     }
 
-    /// Maximum of rows of logits that one step returns; default: the number of rows.
+    /// Maximum of rows of logits that one step computes, one for each token that it samples and those that it
+    /// returns; default: the number of rows and of draft tokens.
     pub fn max_logits_rows(mut self, count: u32) -> Self {
         self.max_logits_rows = count;
         self
@@ -168,6 +170,12 @@ impl EngineOptions {
     /// Maximum of alternatives that a sampled token reports, at most 128; default 0.
     pub fn max_top_logprobs(mut self, count: u32) -> Self {
         self.max_top_logprobs = count;
+        self
+    }
+
+    /// Maximum of [draft tokens](crate::Row::drafts) in one step, over all rows; default 0.
+    pub fn max_draft_tokens(mut self, count: u32) -> Self {
+        self.max_draft_tokens = count;
         self
     }
 
@@ -191,6 +199,7 @@ impl EngineOptions {
         native.kv_tokens = self.kv_tokens;
         native.max_logits_rows = self.max_logits_rows;
         native.max_top_logprobs = self.max_top_logprobs;
+        native.max_draft_tokens = self.max_draft_tokens;
         native
     }
 }

@@ -45,7 +45,8 @@ pub struct Sampling {
     pub top_logprobs: u32,
     /// Added to the logit of a token; negative infinity forbids it. Ids are distinct.
     pub bias: Vec<(Token, f32)>,
-    /// Bit `id % 32` of word `id / 32` is 1 for an allowed token. Empty: all tokens are allowed.
+    /// Bit `id % 32` of word `id / 32` is 1 for an allowed token. Empty: all tokens are allowed. For a row with
+    /// [drafts](Row::drafts), one such mask, and behind it one for each draft, which applies after that draft.
     pub mask: Vec<u32>,
 }
 
@@ -100,6 +101,8 @@ pub enum HiddenState {
 pub struct Row<'a> {
     pub(crate) sequence: &'a Sequence,
     tokens: &'a [Token],
+    drafts: &'a [Token],
+    stop_tokens: &'a [Token],
     flags: u32,
     sampling: Option<&'a Sampling>,
 }
@@ -110,6 +113,8 @@ impl<'a> Row<'a> {
         Self {
             sequence,
             tokens,
+            drafts: &[],
+            stop_tokens: &[],
             flags: 0,
             sampling: None,
         }
@@ -121,6 +126,8 @@ impl<'a> Row<'a> {
         Self {
             sequence,
             tokens: &[],
+            drafts: &[],
+            stop_tokens: &[],
             flags: ffi::WCUDA_ROW_FEED_SAMPLED,
             sampling: None,
         }
@@ -141,13 +148,53 @@ impl<'a> Row<'a> {
         row
     }
 
-    /// Returns the logits of the row's last token.
+    /// Guesses of the tokens that the row is about to sample, at most [`MAX_DRAFTS`](Self::MAX_DRAFTS). The step also
+    /// samples after each of them. A draft holds if it is the token that was sampled for its position and all drafts
+    /// before it hold; the row returns the tokens up to the first one that does not hold
+    /// ([`StepOutput::sampled`]). They are the tokens that it would return one by one without drafts, whatever the
+    /// drafts are. The sequence keeps the drafts that hold. Needs [`sample`](Self::sample) and
+    /// [`EngineOptions::max_draft_tokens`](crate::EngineOptions::max_draft_tokens).
+    ///
+    /// Until the step has been waited for, no other row of the sequence can be submitted, and its length is an upper
+    /// bound.
+    ///
+    /// ```no_run
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model, Row, Sampling, Step};
+    /// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
+    /// let mut engine = Engine::new(&model, &EngineOptions::new().max_draft_tokens(15))?;
+    /// let sequence = engine.create_sequence()?;
+    /// let greedy = Sampling::greedy();
+    /// let row = Row::tokens(&sequence, &[1, 2, 3]).sample(&greedy).drafts(&[1, 2]);
+    /// let ticket = engine.submit(&Step::new().row(row))?;
+    /// let output = engine.wait(ticket)?;
+    /// for (token, logprob) in output.sampled(&output.rows()[0]) {
+    ///     println!("{token} with log probability {logprob}"); // one to three tokens
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn drafts(mut self, drafts: &'a [Token]) -> Self {
+        self.drafts = drafts;
+        self
+    }
+
+    /// Largest number of drafts of a row.
+    pub const MAX_DRAFTS: usize = ffi::WCUDA_ROW_DRAFT_TOKENS_MAX as usize;
+
+    /// Tokens that end what a row with drafts returns: nothing is sampled after them.
+    pub fn stop_tokens(mut self, tokens: &'a [Token]) -> Self {
+        self.stop_tokens = tokens;
+        self
+    }
+
+    /// Returns the logits of the row's last token, and of each draft.
     pub fn logits_last(mut self) -> Self {
         self.flags |= ffi::WCUDA_ROW_LOGITS_LAST;
         self
     }
 
-    /// Returns the logits of every token of the row.
+    /// Returns the logits of every token of the row, and of each draft.
     pub fn logits_all(mut self) -> Self {
         self.flags |= ffi::WCUDA_ROW_LOGITS_ALL;
         self
@@ -176,9 +223,11 @@ impl<'a> Row<'a> {
 
     fn logits_rows(&self) -> usize {
         if self.flags & ffi::WCUDA_ROW_LOGITS_ALL != 0 {
-            self.token_count()
+            self.token_count() + self.drafts.len()
+        } else if self.flags & ffi::WCUDA_ROW_LOGITS_LAST != 0 {
+            1 + self.drafts.len()
         } else {
-            usize::from(self.flags & ffi::WCUDA_ROW_LOGITS_LAST != 0)
+            0
         }
     }
 }
@@ -224,8 +273,9 @@ impl<'a> Step<'a> {
 
     pub(crate) fn output_size(&self) -> OutputSize {
         let top = |row: &Row<'_>| {
-            row.sampling
-                .map_or(0, |sampling| sampling.top_logprobs as usize)
+            row.sampling.map_or(0, |sampling| {
+                sampling.top_logprobs as usize * (1 + row.drafts.len())
+            })
         };
         OutputSize {
             rows: self.0.len(),
@@ -236,6 +286,7 @@ impl<'a> Step<'a> {
                 .iter()
                 .filter(|row| row.flags & HIDDEN_FLAGS != 0)
                 .count(),
+            sampled: self.0.iter().map(|row| 1 + row.drafts.len()).sum(),
         }
     }
 }
@@ -302,6 +353,7 @@ impl NativeStep {
         let mut sampling = self.sampling.iter();
         for (index, row) in step.0.iter().enumerate() {
             check_tokens(index, row.tokens)?;
+            check_tokens(index, row.drafts)?;
             let token_count = to_u32(row.token_count(), "tokens of a row")?;
             let fed = row.flags & ffi::WCUDA_ROW_FEED_SAMPLED != 0;
             self.rows.push(ffi::wcuda_row {
@@ -315,6 +367,10 @@ impl NativeStep {
                 flags: row.flags,
                 struct_size: size_of::<ffi::wcuda_row>() as u32,
                 reserved: 0,
+                draft_tokens: row.drafts.as_ptr().cast(),
+                stop_tokens: row.stop_tokens.as_ptr().cast(),
+                draft_count: to_u32(row.drafts.len(), "drafts of a row")?,
+                stop_count: to_u32(row.stop_tokens.len(), "stop tokens of a row")?,
                 sampling: match row.sampling {
                     Some(_) => sampling.next().map_or(std::ptr::null(), std::ptr::from_ref),
                     None => std::ptr::null(),
@@ -406,17 +462,18 @@ pub enum RowStatus {
 pub struct RowResult {
     /// The outcome. If it is not `Ok`, the sequence is back at `first_position`.
     pub status: RowStatus,
-    /// The sampled token, if one was requested.
+    /// The sampled token, if one was requested; with drafts the last one of [`StepOutput::sampled`].
     pub token: Option<Token>,
     /// Position of the row's first token.
     pub first_position: u32,
-    /// Tokens of the row.
+    /// Tokens of the row, with the drafts that hold.
     pub token_count: u32,
     /// Natural logarithm of the sampled token's probability, before temperature and truncation.
     pub logprob: f32,
     top: (usize, usize),
     logits: (usize, usize),
     hidden_states: (usize, usize),
+    sampled: (usize, usize),
 }
 
 /// The outputs of one step.
@@ -450,6 +507,9 @@ pub struct StepOutput {
     top_logprobs: Vec<f32>,
     logits: Vec<f32>,
     hidden_states: Vec<f32>,
+    sampled_tokens: Vec<i32>,
+    sampled_logprobs: Vec<f32>,
+    sampled_top_counts: Vec<u32>,
     vocabulary_size: usize,
     embedding_length: usize,
     /// Time on the device, in nanoseconds.
@@ -464,15 +524,35 @@ impl StepOutput {
         &self.rows
     }
 
-    /// Alternatives to the sampled token of a row with their log probabilities, most probable first.
+    /// The sampled tokens of a row with their log probabilities: one, or up to the number of [drafts](Row::drafts) and
+    /// one more; none if the row did not sample or failed.
+    pub fn sampled(&self, row: &RowResult) -> impl ExactSizeIterator<Item = (Token, f32)> {
+        pairs(&self.sampled_tokens, &self.sampled_logprobs, row.sampled)
+    }
+
+    /// Alternatives to the sampled token of a row with their log probabilities, most probable first. With several
+    /// sampled tokens, these are the alternatives to all of them, one after the other.
     pub fn top(&self, row: &RowResult) -> impl ExactSizeIterator<Item = (Token, f32)> {
-        let (first, count) = row.top;
-        let tokens = self.native_top.get(first..first + count).unwrap_or(&[]);
-        let logprobs = self.top_logprobs.get(first..first + count).unwrap_or(&[]);
-        tokens
-            .iter()
-            .zip(logprobs)
-            .map(|(&token, &logprob)| (token as Token, logprob))
+        pairs(&self.native_top, &self.top_logprobs, row.top)
+    }
+
+    /// Alternatives to the sampled token number `index` of a row.
+    pub fn top_of(
+        &self,
+        row: &RowResult,
+        index: usize,
+    ) -> impl ExactSizeIterator<Item = (Token, f32)> {
+        let (first, count) = row.sampled;
+        let counts = self.sampled_top_counts.get(first..first + count);
+        let counts = counts.unwrap_or(&[]);
+        let (before, from) = counts.split_at(index.min(counts.len()));
+        let before = before.iter().sum::<u32>() as usize;
+        let own = from.first().map_or(0, |&own| own as usize);
+        pairs(
+            &self.native_top,
+            &self.top_logprobs,
+            (row.top.0 + before, own),
+        )
     }
 
     /// Logits of a row, (requested tokens, vocabulary), before bias, mask and penalties.
@@ -506,6 +586,9 @@ impl StepOutput {
         self.logits.resize(size.logits_rows * vocabulary_size, 0.0);
         self.hidden_states
             .resize(size.hidden_states * embedding_length, 0.0);
+        self.sampled_tokens.resize(size.sampled, 0);
+        self.sampled_logprobs.resize(size.sampled, 0.0);
+        self.sampled_top_counts.resize(size.sampled, 0);
         let mut native = ffi::wcuda_step_output::init();
         native.row_capacity = to_u32(size.rows, "rows of a step")?;
         native.rows = self.native_rows.as_mut_ptr();
@@ -522,6 +605,10 @@ impl StepOutput {
         if !self.hidden_states.is_empty() {
             native.hidden_states = self.hidden_states.as_mut_ptr();
         }
+        native.sampled_capacity = size.sampled as u64;
+        native.sampled_tokens = self.sampled_tokens.as_mut_ptr();
+        native.sampled_logprobs = self.sampled_logprobs.as_mut_ptr();
+        native.sampled_top_counts = self.sampled_top_counts.as_mut_ptr();
         wait(&mut native)?;
         self.device_ns = native.device_ns;
         self.captured = native.captured != 0;
@@ -529,6 +616,20 @@ impl StepOutput {
         self.rows.extend(written.map(RowResult::from_native));
         Ok(())
     }
+}
+
+/// `count` tokens with their log probabilities from index `first` on.
+fn pairs<'a>(
+    tokens: &'a [i32],
+    logprobs: &'a [f32],
+    (first, count): (usize, usize),
+) -> impl ExactSizeIterator<Item = (Token, f32)> + use<'a> {
+    let tokens = tokens.get(first..first + count).unwrap_or(&[]);
+    let logprobs = logprobs.get(first..first + count).unwrap_or(&[]);
+    tokens
+        .iter()
+        .zip(logprobs)
+        .map(|(&token, &logprob)| (token as Token, logprob))
 }
 
 /// `count` vectors of `width` values from vector `first` on.
@@ -558,6 +659,10 @@ impl RowResult {
             hidden_states: (
                 native.hidden_states_offset as usize,
                 native.hidden_states_count as usize,
+            ),
+            sampled: (
+                native.sampled_offset as usize,
+                native.sampled_count as usize,
             ),
         }
     }

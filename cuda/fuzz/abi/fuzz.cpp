@@ -521,6 +521,7 @@ void Fuzzer::set_up() {
   limits.max_sequences = 4;
   limits.max_batch_tokens = 16;
   limits.max_sequence_tokens = 64;
+  limits.max_draft_tokens = 8;
   if (wcuda_gguf_open(&source, &gguf, nullptr) != WCUDA_OK) std::abort();
   pool.add(kind_of<wcuda_gguf>(), gguf.id);
   if (wcuda_model_load(context, gguf, nullptr, &model, nullptr) == WCUDA_OK) {

@@ -225,10 +225,14 @@ typedef struct wcuda_engine_options {
   /* Size of the KV cache for all sequences together, in positions, rounded up to whole pages. 0 means the
    * larger of max_sequence_tokens and 512 * max_sequences. */
   uint64_t kv_tokens;
-  uint32_t max_logits_rows;     /* logits vectors that a step may return; 0 means max_batch_rows */
+  /* Logits vectors that a step may compute: one for each token that it samples, and those that it returns;
+   * 0 means max_batch_rows + max_draft_tokens. */
+  uint32_t max_logits_rows;
   uint32_t max_top_logprobs;    /* likely tokens reported per sampled token, at most 128; 0: none */
+  uint32_t max_draft_tokens;    /* draft tokens in one step, over all rows; 0: rows have none */
+  uint32_t reserved;
 } wcuda_engine_options;
-#define WCUDA_ENGINE_OPTIONS_INIT {sizeof(wcuda_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define WCUDA_ENGINE_OPTIONS_INIT {sizeof(wcuda_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 typedef struct wcuda_plan {
   uint32_t struct_size;
@@ -437,9 +441,11 @@ typedef struct wcuda_engine_info {
   uint64_t kv_cached_page_count; /* pages with a key that no sequence holds */
   uint64_t kv_held_page_count;   /* pages that sequences hold; the others are free */
   uint64_t kv_token_bytes;       /* size of the keys and values of one position in all layers */
+  uint32_t max_draft_tokens;     /* the limit in effect */
+  uint32_t reserved;
 } wcuda_engine_info;
 #define WCUDA_ENGINE_INFO_INIT \
-  {sizeof(wcuda_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  {sizeof(wcuda_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 /* Reports the limits of an engine and what is in use. [any thread] */
 WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
                                              wcuda_error* error);
@@ -460,7 +466,8 @@ WCUDA_API wcuda_status wcuda_sequence_create(wcuda_engine engine, wcuda_sequence
                                              wcuda_error* error);
 /* Creates a copy of a sequence. The two sequences share KV pages until one of them writes to a page. The
  * copy includes the tokens of steps in flight. If both sequences sample with the same seed from the same
- * logits, they draw the same tokens. [external: engine] */
+ * logits, they draw the same tokens. Returns WCUDA_INVALID_STATE if the sequence has draft tokens or a late
+ * row that is not sampled in flight. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequence* fork,
                                            wcuda_error* error);
 /* Removes all tokens after the first `length` tokens. Returns WCUDA_OUT_OF_RANGE if the sequence has fewer
@@ -470,7 +477,9 @@ WCUDA_API wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t
 /* Destroys a sequence. Its rows in flight complete. The KV pages of the sequence are free, or cached if they
  * have keys, for the next wcuda_step_submit, even if these rows have not completed yet. [any thread] */
 WCUDA_API void wcuda_sequence_destroy(wcuda_sequence sequence);
-/* Reports the number of tokens submitted so far, including those of steps in flight. [any thread] */
+/* Reports the number of tokens submitted so far, including those of steps in flight. While draft tokens are
+ * in flight, the number is an upper bound: those that do not hold are removed when their step is waited for.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32_t* length,
                                                  wcuda_error* error);
 /* Copies `count` tokens of the sequence, starting at position `first`. Returns WCUDA_INVALID_STATE if one
@@ -522,8 +531,9 @@ WCUDA_API wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int3
  * earlier; the memory stays allocated until the copy is done. If a row in flight fails, the copy is
  * undefined from the row's first position on.
  *
- * Returns WCUDA_INVALID_STATE if a step in flight has late rows that were not sampled. On HOST, the
- * function waits for the steps in flight, and the copy is done when it returns. [external: engine] */
+ * Returns WCUDA_INVALID_STATE if a step in flight has late rows that were not sampled, or draft tokens of the
+ * sequence. On HOST, the function waits for the steps in flight, and the copy is done when it returns.
+ * [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_save(wcuda_sequence sequence, wcuda_pinned pinned,
                                            uint64_t offset, wcuda_event done, wcuda_error* error);
 /* Fills an empty sequence with `token_count` tokens and queues a copy of their keys and values from pinned
@@ -565,6 +575,27 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  *
  * A step that has late rows must be sampled before it is waited for. Until then the sequences of these rows
  * can be destroyed or truncated, but not forked, and the next step must not have rows of them.
+ *
+ * A row may have draft tokens: a guess, from any source, of the tokens that the sequence is about to sample.
+ * The step computes them behind the row's tokens, and samples at each of these positions, with the random
+ * number of the position. A draft token holds if it is the token that was sampled for its position and all
+ * draft tokens before it hold. The row returns the tokens that were sampled up to the first draft that does
+ * not hold, 1 to 16 of them. They are the tokens that a run without drafts samples, whatever the drafts are:
+ *
+ *   row.tokens = &last;                sequence    … last | 7   3   9  drafts
+ *   row.token_count = 1;               sampled              7   3   4  5
+ *   row.draft_tokens = {7, 3, 9};      returned             7   3   4        9 does not hold
+ *   row.draft_count = 3;               sequence    … last   7   3            the next row has 4 as its input
+ *
+ * Afterwards the sequence has the drafts that hold, and the last token that was returned is what
+ * WCUDA_ROW_FEED_SAMPLED feeds. KV pages are allocated for all drafts, and freed with those that do not hold.
+ * Until the step has been waited for, the next step must not have a row of the sequence, the sequence cannot
+ * be forked, and its length is an upper bound; it can be truncated and destroyed. Nothing is returned after a
+ * stop token, or after a token at whose position no token can be sampled: the next row meets that position
+ * again, and fails as it would without drafts.
+ *
+ * With WCUDA_ENGINE_BATCH_INVARIANT, logits do not depend on whether a token is a draft. Otherwise they may
+ * differ in the last bits, as they do between steps with other rows.
  */
 
 #define WCUDA_ROW_OK 0
@@ -609,7 +640,8 @@ typedef struct wcuda_sampling {
   const int32_t* bias_tokens; /* (bias_count) token ids, all different */
   const float* bias_values;   /* (bias_count) values added to logits; -infinity excludes a token */
   const uint32_t* mask;       /* bit (id % 32) of word id / 32 is 1 for an allowed token; NULL: all */
-  uint64_t mask_words;        /* must be ceil(vocabulary_size / 32) if `mask` is not NULL */
+  uint64_t mask_words;        /* must be ceil(vocabulary_size / 32) if `mask` is not NULL; see also
+                                 wcuda_row.draft_tokens */
 } wcuda_sampling;
 #define WCUDA_SAMPLING_INIT \
   {sizeof(wcuda_sampling), 0, 0, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, NULL, NULL, NULL, \
@@ -630,6 +662,8 @@ typedef struct wcuda_sampling {
 #define WCUDA_ROW_HIDDEN_SUM ((uint32_t)1 << 8)   /* the sum over the row's tokens, in their order. For a
                                                      prompt in several chunks, add the sums of its rows. */
 
+#define WCUDA_ROW_DRAFT_TOKENS_MAX ((uint32_t)15)
+
 typedef struct wcuda_row {
   uint32_t struct_size;
   uint32_t flags;                 /* WCUDA_ROW_... */
@@ -638,8 +672,15 @@ typedef struct wcuda_row {
   const wcuda_sampling* sampling; /* used with WCUDA_ROW_SAMPLE; NULL means greedy */
   uint32_t token_count;
   uint32_t reserved;
+  /* (draft_count) token ids. Needs WCUDA_ROW_SAMPLE, and excludes WCUDA_ROW_SAMPLE_LATE and hidden states.
+   * If `sampling` has a mask, it is followed by one mask for each draft, which applies after that draft;
+   * mask_words is the number of all words. The logits flags also return the logits of each draft. */
+  const int32_t* draft_tokens;
+  const int32_t* stop_tokens;     /* (stop_count) token ids that end what a row with drafts returns */
+  uint32_t draft_count;           /* at most WCUDA_ROW_DRAFT_TOKENS_MAX */
+  uint32_t stop_count;
 } wcuda_row;
-#define WCUDA_ROW_INIT {sizeof(wcuda_row), 0, {0}, NULL, NULL, 0, 0}
+#define WCUDA_ROW_INIT {sizeof(wcuda_row), 0, {0}, NULL, NULL, 0, 0, NULL, NULL, 0, 0}
 
 typedef struct wcuda_step {
   uint32_t struct_size;
@@ -683,10 +724,10 @@ WCUDA_API wcuda_status wcuda_step_sample(wcuda_engine engine, uint64_t ticket,
 typedef struct wcuda_row_result {
   uint32_t struct_size;
   int32_t status;          /* WCUDA_ROW_... */
-  int32_t token;           /* the sampled token; -1 if none was sampled */
+  int32_t token;           /* the sampled token, with drafts the last one returned; -1 if none was sampled */
   uint32_t first_position; /* position of the row's first token */
-  uint32_t token_count;
-  /* Natural logarithm of the sampled token's probability, before temperature and filters; 0 if no token was
+  uint32_t token_count;    /* tokens of the row, with the drafts that hold */
+  /* Natural logarithm of the token's probability, before temperature and filters; 0 if no token was
    * sampled. */
   float logprob;
   uint64_t top_offset;     /* index of the row's first entry in top_tokens and top_logprobs */
@@ -696,8 +737,11 @@ typedef struct wcuda_row_result {
   uint64_t hidden_states_offset; /* number of vectors in `hidden_states` before that of this row */
   uint32_t hidden_states_count;  /* 1 if the row returns a hidden state; otherwise 0 */
   uint32_t reserved;
+  uint64_t sampled_offset; /* index of the row's first token in sampled_tokens */
+  uint64_t sampled_count;  /* number of the row's tokens there: 1, or with drafts 1 to 16; 0 if none was
+                              sampled or sampled_capacity is 0 */
 } wcuda_row_result;
-#define WCUDA_ROW_RESULT_INIT {sizeof(wcuda_row_result), 0, 0, 0, 0, 0.0f, 0, 0, 0, 0, 0, 0, 0}
+#define WCUDA_ROW_RESULT_INIT {sizeof(wcuda_row_result), 0, 0, 0, 0, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Outputs of a step, in memory of the caller. Pass NULL with capacity 0 for an output that is not
  * wanted. */
@@ -706,7 +750,7 @@ typedef struct wcuda_step_output {
   uint32_t row_capacity;    /* must be at least the step's row_count */
   wcuda_row_result* rows;
   uint64_t top_capacity;    /* elements of top_tokens and of top_logprobs; must be at least the sum of
-                               wcuda_sampling.top_logprobs over the rows that sample */
+                               wcuda_sampling.top_logprobs over the rows that sample and their drafts */
   int32_t* top_tokens;      /* most likely tokens of each row, by descending log probability, then by id */
   float* top_logprobs;
   uint64_t logits_capacity; /* in floats */
@@ -720,9 +764,16 @@ typedef struct wcuda_step_output {
   /* The caller sets the fields below. */
   uint64_t hidden_states_capacity; /* in floats */
   float* hidden_states;     /* f32 vectors of embedding_length values, in the order of the rows */
+  /* Elements of each of the next three. Must be at least the number of rows that sample and of their drafts
+   * if a row has drafts; otherwise 0 is possible too. */
+  uint64_t sampled_capacity;
+  int32_t* sampled_tokens;  /* the tokens of each row that samples, in the order of the rows */
+  float* sampled_logprobs;  /* as wcuda_row_result.logprob */
+  uint32_t* sampled_top_counts; /* number of the token's entries in top_tokens and top_logprobs, which follow
+                                   those of the row's earlier tokens */
 } wcuda_step_output;
 #define WCUDA_STEP_OUTPUT_INIT \
-  {sizeof(wcuda_step_output), 0, NULL, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, 0, NULL}
+  {sizeof(wcuda_step_output), 0, NULL, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, 0, NULL, 0, NULL, NULL, NULL}
 
 /* Waits until the step has finished and copies its outputs. Tickets must be waited for in order: if an
  * older step is in flight, or late rows are not sampled, the function returns WCUDA_INVALID_STATE. A

@@ -19,7 +19,8 @@ namespace wcuda::kernels {
 // Sets statuses[i] to kRowSkipped for rows of 0 tokens and rows whose predecessor did not end as
 // kRowOk, and to kRowOk for all others. The token of a row with kStepRowFeedSampled is copied from
 // the history to tokens and fed_tokens (-1 for all other rows), or is 0 if the row is skipped. Rows
-// that are not skipped write their tokens to the history at first_position. Slots must differ.
+// that are not skipped write their tokens to the history at first_position. Positions of rows with
+// the same slot must differ.
 cudaError_t begin_step(const BeginStepArgs& args, const Launch& launch);
 
 // The KV pages, with the layout of KvPool in ops/ops.h. `data` and plane_bytes are multiples of 16.

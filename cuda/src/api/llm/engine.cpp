@@ -55,11 +55,13 @@ Status insert_sequence(const std::shared_ptr<EngineObject>& owner,
   return inserted;
 }
 
-Status check_mask(const uint32_t* mask, uint64_t mask_words, uint32_t vocabulary) {
-  if (!mask || mask_words == ceil_div(vocabulary, 32)) return {};
-  return invalid_argument("mask_words is %llu, a vocabulary of %u needs %llu",
-                          static_cast<unsigned long long>(mask_words), vocabulary,
-                          static_cast<unsigned long long>(ceil_div(vocabulary, 32)));
+Status check_mask(const uint32_t* mask, uint64_t mask_words, uint32_t vocabulary,
+                  uint32_t mask_count = 1) {
+  const uint64_t needed = ceil_div(vocabulary, 32) * mask_count;
+  if (!mask || mask_words == needed) return {};
+  return invalid_argument("mask_words is %llu, %u masks of a vocabulary of %u need %llu",
+                          static_cast<unsigned long long>(mask_words), mask_count, vocabulary,
+                          static_cast<unsigned long long>(needed));
 }
 
 // The pinned memory and the event of a copy of a sequence.
@@ -80,7 +82,8 @@ Result<UsedCopy> use_copy(const engine::Engine& engine, wcuda_pinned pinned, uin
   return copy;
 }
 
-Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sampling* sampling) {
+Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, uint32_t mask_count,
+                     ops::Sampling* sampling) {
   if (!pointer) return {};
   WCUDA_ASSIGN(const wcuda_sampling given, read_struct(pointer, "sampling"));
   sampling->temperature = given.temperature;
@@ -105,7 +108,7 @@ Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sa
   sampling->bias_count = static_cast<uint32_t>(given.bias_count);
   sampling->bias_tokens = given.bias_tokens;
   sampling->bias_values = given.bias_values;
-  WCUDA_TRY(check_mask(given.mask, given.mask_words, vocabulary));
+  WCUDA_TRY(check_mask(given.mask, given.mask_words, vocabulary, mask_count));
   sampling->mask = given.mask;
   return {};
 }
@@ -118,6 +121,28 @@ static_assert(kernels::kRowFeedSampled == WCUDA_ROW_FEED_SAMPLED &&
               kernels::kRowHiddenLast == WCUDA_ROW_HIDDEN_LAST &&
               kernels::kRowHiddenFirst == WCUDA_ROW_HIDDEN_FIRST &&
               kernels::kRowHiddenSum == WCUDA_ROW_HIDDEN_SUM);
+
+Status read_drafts(const wcuda_row& given, uint32_t index, uint32_t vocabulary, engine::Row* row) {
+  if (given.draft_count > WCUDA_ROW_DRAFT_TOKENS_MAX)
+    return Status::error(WCUDA_LIMIT_EXCEEDED, "row %u: %u draft tokens, at most %u are possible",
+                         index, given.draft_count, WCUDA_ROW_DRAFT_TOKENS_MAX);
+  if (given.stop_count > vocabulary)
+    return invalid_argument("row %u: stop_count is %u, the vocabulary has %u", index,
+                            given.stop_count, vocabulary);
+  if (given.stop_count > 0) WCUDA_TRY(check_not_null(given.stop_tokens, "row.stop_tokens"));
+  if (given.draft_count == 0) return {};
+  WCUDA_TRY(check_not_null(given.draft_tokens, "row.draft_tokens"));
+  constexpr uint32_t kExcluded = WCUDA_ROW_SAMPLE_LATE | kernels::kRowHidden;
+  if (!row->is_sampled() || (given.flags & kExcluded) != 0)
+    return invalid_argument(
+        "row %u: draft tokens need WCUDA_ROW_SAMPLE, without WCUDA_ROW_SAMPLE_LATE and hidden "
+        "states",
+        index);
+  row->drafts = given.draft_tokens;
+  row->draft_count = given.draft_count;
+  row->stop_tokens.assign(given.stop_tokens, given.stop_tokens + given.stop_count);
+  return {};
+}
 
 Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t index,
                 engine::Row* row) {
@@ -146,7 +171,9 @@ Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t inde
     return invalid_argument("row %u has sampling but not WCUDA_ROW_SAMPLE", index);
   if (!row->is_sampled() && row->is_late())
     return invalid_argument("row %u has WCUDA_ROW_SAMPLE_LATE but not WCUDA_ROW_SAMPLE", index);
-  WCUDA_TRY(read_sampling(given.sampling, owner.engine->config().vocabulary_size, &row->sampling));
+  WCUDA_TRY(read_drafts(given, index, owner.engine->config().vocabulary_size, row));
+  WCUDA_TRY(read_sampling(given.sampling, owner.engine->config().vocabulary_size,
+                          1 + row->draft_count, &row->sampling));
   if (row->is_late() && row->sampling.mask)
     return invalid_argument("row %u is late: wcuda_step_sample takes its mask", index);
   return {};
@@ -191,7 +218,7 @@ wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
                                              : WCUDA_ENGINE_PERSISTENT_LAYERS_OFF);
     out.max_sequences = limits.max_sequences;
     out.max_batch_tokens = limits.max_batch_tokens;
-    out.max_batch_rows = limits.max_batch_rows;
+    out.max_batch_rows = limits.max_step_rows;
     out.max_sequence_tokens = limits.max_sequence_tokens;
     out.max_logits_rows = limits.max_logits_rows;
     out.max_top_logprobs = limits.max_top_logprobs;
@@ -204,6 +231,7 @@ wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
     out.kv_cached_page_count = found.cached_page_count;
     out.kv_held_page_count = limits.page_count - found.free_page_count;
     out.kv_token_bytes = found.token_bytes;
+    out.max_draft_tokens = limits.max_draft_tokens;
     return write_struct(out, info, "info");
   });
 }
@@ -350,7 +378,7 @@ wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step, uint
     WCUDA_TRY(check_not_null(given.rows, "step.rows"));
     if (given.row_count == 0) return invalid_argument("a step needs at least one row");
     WCUDA_ASSIGN(const auto object, use(engine, "engine"));
-    const uint32_t limit = object->engine->limits().max_batch_rows;
+    const uint32_t limit = object->engine->limits().max_step_rows;
     if (given.row_count > limit)
       return Status::error(WCUDA_LIMIT_EXCEEDED, "a step of %u rows, max_batch_rows is %u",
                            given.row_count, limit);
@@ -369,10 +397,10 @@ wcuda_status wcuda_step_sample(wcuda_engine engine, uint64_t ticket, const wcuda
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, use(engine, "engine"));
     const engine::Engine& owner = *object->engine;
-    if (row_count > owner.limits().max_batch_rows)
+    if (row_count > owner.limits().max_step_rows)
       return Status::error(WCUDA_LIMIT_EXCEEDED, "%llu late rows, max_batch_rows is %u",
                            static_cast<unsigned long long>(row_count),
-                           owner.limits().max_batch_rows);
+                           owner.limits().max_step_rows);
     std::vector<engine::Engine::LateRow> late;
     const auto read = [&](const wcuda_late_row& row, uint64_t) {
       late.push_back({row.is_held != 0, row.mask});
@@ -394,7 +422,7 @@ wcuda_status wcuda_step_wait(wcuda_engine engine, uint64_t ticket, int64_t timeo
     WCUDA_TRY(target.check(target.capacity));
     const uint32_t row_capacity = out.row_capacity;
     std::vector<wcuda_row_result> results(
-        std::min<uint64_t>(target.capacity, object->engine->limits().max_batch_rows));
+        std::min<uint64_t>(target.capacity, object->engine->limits().max_step_rows));
     out.rows = results.empty() ? nullptr : results.data();
     out.row_capacity = static_cast<uint32_t>(results.size());
     WCUDA_TRY(object->engine->wait(ticket, timeout_ms, &out));

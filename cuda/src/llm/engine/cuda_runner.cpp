@@ -21,6 +21,7 @@
 #include <map>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "core/backend/cuda_device.h"
 #include "core/backend/cuda_graph.h"
@@ -151,9 +152,9 @@ class CudaRunner final : public Runner {
 
  private:
   // parity, rows, tokens, shortest and longest row, positions, logits, filters, shared prefix,
-  // hidden states
+  // hidden states, drafts
   using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
-                              bool, bool, bool>;
+                              bool, bool, bool, bool>;
   struct CapturedStep {
     std::unique_ptr<CudaGraph> graph;  // null: the class has occurred, and has no graph
     bool has_persistent_layers = false;
@@ -358,7 +359,7 @@ void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputB
   auto* bias_tokens = inputs->add<int32_t>(kBiasTokens, 1, bias_total * sizeof(int32_t));
   auto* bias_values = inputs->add<float>(kBiasValues, 1, bias_total * sizeof(float));
   auto* masks = inputs->add<uint32_t>(kMasks, mask_total, sizes_.mask_words * sizeof(uint32_t));
-  uint32_t bias_count = 0, mask_count = 0;
+  uint32_t bias_first = 0, bias_count = 0, mask_count = 0;
   kernels::SampleRow none{};
   none.mask_row = kernels::kNoMask;
   std::fill_n(rows, shape.row_count, none);
@@ -374,8 +375,8 @@ void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputB
     out.logits_row = row.step.logits_first + row.step.logits_count() - 1;
     out.sequence_slot = row.step.sequence_slot;
     out.position = row.end_position();
-    out.bias_first = bias_count;
-    bias_count += out.bias_count;
+    if (!row.is_draft()) bias_first = std::exchange(bias_count, bias_count + out.bias_count);
+    out.bias_first = bias_first;
     bias_tokens = std::copy(row.bias_tokens.begin(), row.bias_tokens.end(), bias_tokens);
     bias_values = std::copy(row.bias_values.begin(), row.bias_values.end(), bias_values);
     out.mask_row = row.mask.empty() ? kernels::kNoMask : mask_count++;
@@ -483,7 +484,8 @@ Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shap
                     shape.logits_count,
                     shape.has_filters,
                     shape.has_shared_prefix,
-                    shape.has_hidden_states};
+                    shape.has_hidden_states,
+                    shape.has_drafts};
   };
   const auto [place, is_new] = graphs_.try_emplace(key_of(shape.parity));
   graphs_.try_emplace(key_of(1 - shape.parity));

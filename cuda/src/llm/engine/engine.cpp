@@ -167,6 +167,10 @@ Status Engine::copy_tokens(const Sequence& sequence, uint32_t first, uint32_t co
   if (uint64_t{first} + count > sequence.length())
     return Status::error(WCUDA_OUT_OF_RANGE, "tokens %u to %" PRIu64 " of a sequence of %u", first,
                          uint64_t{first} + count, sequence.length());
+  if (uint64_t{first} + count > sequence.verified_length())
+    return Status::error(WCUDA_INVALID_STATE,
+                         "the tokens from %u on are drafts of a step in flight",
+                         sequence.verified_length());
   const auto begin = sequence.tokens.begin() + first;
   const auto unknown = std::find(begin, begin + count, kUnknownToken);
   if (unknown != begin + count)
@@ -191,6 +195,8 @@ void Engine::shorten(Sequence& sequence, uint32_t length) {
   pending.erase(std::remove_if(pending.begin(), pending.end(),
                                [&](const PendingRow& row) { return row.first_position >= length; }),
                 pending.end());
+  for (PendingRow& row : pending)
+    if (row.drafted_from >= length) row.drafted_from = kNoDrafts;
 }
 
 uint32_t Engine::take_page() {

@@ -93,7 +93,8 @@ class Engine {
 
   Engine() : pages_(0) {}
 
-  // Returns WCUDA_INVALID_STATE if a late row of the sequence has not been sampled or held.
+  // Returns WCUDA_INVALID_STATE if a late row of the sequence has not been sampled or held, or has
+  // drafts in flight.
   Status check_sampled(const Sequence& sequence) const;
   Status check_row(const Row& row, size_t index) const;
   Status check_limits(const std::vector<Row>& rows) const;

@@ -60,6 +60,8 @@ void sample_rows(const Machine& machine, Ticket& ticket, bool are_late) {
     if (!row.is_sampled() || row.is_late() != are_late || row.is_held ||
         result.status != ops::RowStatus::kOk)
       continue;
+    // Nothing that is sampled after a draft that does not hold would be used.
+    if (row.is_draft() && ticket.results[i - 1].sample.token != row.draft_token) continue;
     const uint32_t position = row.end_position();
     int32_t* history = machine.history(row.step.sequence_slot);
     const uint64_t last = uint64_t{row.step.logits_first} + row.step.logits_count() - 1;

@@ -47,6 +47,7 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   WCUDA_TRY(check_range("max_batch_tokens", options.max_batch_tokens, kMaxBatchTokens));
   WCUDA_TRY(check_range("max_sequence_tokens", options.max_sequence_tokens, kMaxSequenceTokens));
   WCUDA_TRY(check_range("max_top_logprobs", options.max_top_logprobs, kMaxTopLogprobs));
+  WCUDA_TRY(check_range("max_draft_tokens", options.max_draft_tokens, kMaxBatchTokens));
 
   Limits limits;
   limits.embedding_length = config.embedding_length;
@@ -66,9 +67,14 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   limits.max_sequences = options.max_sequences ? options.max_sequences : kDefaultSequences;
   limits.max_batch_tokens =
       options.max_batch_tokens ? options.max_batch_tokens : kDefaultBatchTokens;
-  limits.max_batch_rows = options.max_batch_rows ? options.max_batch_rows : limits.max_sequences;
+  limits.max_step_rows = options.max_batch_rows ? options.max_batch_rows : limits.max_sequences;
+  limits.max_step_rows =
+      std::min({limits.max_step_rows, limits.max_sequences, limits.max_batch_tokens});
+  limits.max_draft_tokens =
+      std::min({options.max_draft_tokens, WCUDA_ROW_DRAFT_TOKENS_MAX * limits.max_step_rows,
+                limits.max_batch_tokens - 1});
   limits.max_batch_rows =
-      std::min({limits.max_batch_rows, limits.max_sequences, limits.max_batch_tokens});
+      std::min(limits.max_step_rows + limits.max_draft_tokens, limits.max_batch_tokens);
   limits.max_sequence_tokens = options.max_sequence_tokens
                                    ? options.max_sequence_tokens
                                    : std::min(config.context_length, kMaxSequenceTokens);

@@ -17,6 +17,8 @@ struct Limits : ops::Limits {
   bool poison_free_pages = false;
   bool has_hidden_states = false;
   uint32_t max_sequences = 0;
+  uint32_t max_step_rows = 0;  // of a caller; kernels have max_batch_rows, one more for each draft
+  uint32_t max_draft_tokens = 0;  // of all rows of a step
   uint32_t max_top_logprobs = 0;
   uint32_t page_count = 0;
 

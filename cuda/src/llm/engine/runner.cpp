@@ -24,7 +24,8 @@ ops::Batch Machine::batch(uint32_t parity, const ops::StepShape& shape) const {
           shape.max_row_tokens,
           shape.max_positions,
           in.tokens,
-          shape.has_shared_prefix};
+          shape.has_shared_prefix,
+          shape.has_drafts};
 }
 
 StepArgs Machine::step(uint32_t parity, const ops::Batch& batch) const {

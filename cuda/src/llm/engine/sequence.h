@@ -1,12 +1,14 @@
 // The state of one sequence on the host.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 namespace wcuda::engine {
 
 constexpr int32_t kUnknownToken = -1;  // sampled by a step in flight
+constexpr uint32_t kNoDrafts = UINT32_MAX;
 
 // A row in flight whose tokens are part of a sequence. It is a row of the sequence itself, or of
 // the sequence from which it was forked.
@@ -14,6 +16,7 @@ struct PendingRow {
   uint64_t ticket;
   uint32_t row;
   uint32_t first_position;
+  uint32_t drafted_from = kNoDrafts;  // position of its first draft that is part of the sequence
 };
 
 struct Sequence {
@@ -27,6 +30,12 @@ struct Sequence {
   std::vector<PendingRow> pending;  // at most one per ticket in flight, oldest first
 
   uint32_t length() const { return static_cast<uint32_t>(tokens.size()); }
+  // Without the drafts in flight, of which only the first may remain.
+  uint32_t verified_length() const {
+    uint32_t verified = length();
+    for (const PendingRow& row : pending) verified = std::min(verified, row.drafted_from);
+    return verified;
+  }
 };
 
 }  // namespace wcuda::engine

@@ -27,11 +27,11 @@ Status Engine::publish(const Sequence& sequence, uint32_t first_page, const wcud
                        uint32_t count) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!sequence.alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
-  const uint32_t full = sequence.length() / ops::kPageTokens;
+  const uint32_t full = sequence.verified_length() / ops::kPageTokens;
   if (uint64_t{first_page} + count > full)
     return Status::error(WCUDA_OUT_OF_RANGE,
                          "%u pages from page %u on: a sequence of %u tokens has %u full pages",
-                         count, first_page, sequence.length(), full);
+                         count, first_page, sequence.verified_length(), full);
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t end = (first_page + i + 1) * ops::kPageTokens;
     ComputedBy computed_by;
@@ -101,6 +101,7 @@ Status Engine::save(const Sequence& sequence, const vram::View& target, Event do
   WCUDA_TRY(pass_steps());
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!sequence.alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
+  WCUDA_TRY(check_sampled(sequence));
   WCUDA_TRY(check_saved_bytes(target, sequence.pages.size()));
   run_commands();
   return runner_->copy_pages(sequence.pages, target.data, true, done);

@@ -12,43 +12,94 @@ namespace {
 
 constexpr size_t kMaxInFlight = 2;
 
-// Copies the caller's arrays into the row.
-void copy_arrays(Row& row, uint32_t vocabulary) {
+// Copies the caller's arrays into the row. A draft has the bias of its row, the `head`.
+void copy_arrays(Row& row, Row& head, uint32_t vocabulary) {
   ops::Sampling& sampling = row.sampling;
-  row.bias_tokens.assign(sampling.bias_tokens, sampling.bias_tokens + sampling.bias_count);
-  row.bias_values.assign(sampling.bias_values, sampling.bias_values + sampling.bias_count);
+  if (!row.is_draft()) {
+    row.bias_tokens.assign(sampling.bias_tokens, sampling.bias_tokens + sampling.bias_count);
+    row.bias_values.assign(sampling.bias_values, sampling.bias_values + sampling.bias_count);
+  }
   if (sampling.mask) row.mask.assign(sampling.mask, sampling.mask + ceil_div(vocabulary, 32));
-  sampling.bias_tokens = row.bias_tokens.data();
-  sampling.bias_values = row.bias_values.data();
+  sampling.bias_tokens = head.bias_tokens.data();
+  sampling.bias_values = head.bias_values.data();
   sampling.mask = sampling.mask ? row.mask.data() : nullptr;
+}
+
+// Makes a row of each draft, behind the row that has it.
+std::vector<Row> with_drafts(std::vector<Row> rows, uint32_t vocabulary) {
+  std::vector<Row> all;
+  for (Row& row : rows) {
+    const size_t head = all.size();
+    all.push_back(std::move(row));
+    for (uint32_t i = 0; i < all[head].draft_count; ++i) {
+      Row draft;
+      draft.sequence = all[head].sequence;
+      draft.tokens = all[head].drafts + i;
+      draft.draft_index = i + 1;
+      draft.draft_token = all[head].drafts[i];
+      draft.step.flags = all[head].step.flags & ~kernels::kRowFeedSampled;
+      draft.step.token_count = 1;
+      draft.sampling = all[head].sampling;
+      if (draft.sampling.mask) draft.sampling.mask += (i + 1) * ceil_div(vocabulary, 32);
+      all.push_back(std::move(draft));
+    }
+  }
+  return all;
+}
+
+// Returns the last row that holds, of row `head` of a ticket and its drafts. A draft holds if the
+// row before drew this token, and no stop token, and if a token could be drawn after it.
+//
+// Rows after the last one may have drawn from a history that contains both drafts and drawn
+// tokens. Of what they wrote to the history, nothing is at or before the position of the last
+// row's token.
+size_t last_valid_row(const Ticket& ticket, size_t head) {
+  const Row& row = ticket.rows[head];
+  size_t last = head;
+  for (; last < head + row.draft_count; ++last) {
+    const int32_t token = ticket.results[last].sample.token;
+    if (token != ticket.rows[last + 1].draft_token ||
+        ticket.results[last + 1].status != ops::RowStatus::kOk ||
+        std::find(row.stop_tokens.begin(), row.stop_tokens.end(), token) != row.stop_tokens.end())
+      break;
+  }
+  return last;
 }
 
 }  // namespace
 
 Status Engine::check_sampled(const Sequence& sequence) const {
-  if (!sequence.awaits_sampling) return {};
+  if (sequence.awaits_sampling)
+    return Status::error(WCUDA_INVALID_STATE,
+                         "the sequence has a late row in flight that is not sampled");
+  if (sequence.verified_length() == sequence.length()) return {};
   return Status::error(WCUDA_INVALID_STATE,
-                       "the sequence has a late row in flight that is not sampled");
+                       "the sequence has drafts in flight; their step must be waited for first");
 }
 
 Status Engine::check_row(const Row& row, size_t index) const {
   const Limits& limits = machine_.limits;
   const Sequence& sequence = *row.sequence;
-  const uint32_t count = row.step.token_count;
+  const uint32_t count = row.step.token_count + row.draft_count;
   const uint32_t vocabulary = config().vocabulary_size;
   if (!sequence.alive)
     return Status::error(WCUDA_INVALID_HANDLE, "row %zu: the sequence was destroyed", index);
-  if (sequence.awaits_sampling)
-    return Status::error(WCUDA_INVALID_STATE, "row %zu: %s", index,
-                         check_sampled(sequence).message());
+  const Status sampled = check_sampled(sequence);
+  if (!sampled.ok())
+    return Status::error(WCUDA_INVALID_STATE, "row %zu: %s", index, sampled.message());
   if (row.is_fed() && !sequence.can_feed)
     return Status::error(WCUDA_INVALID_STATE,
                          "row %zu: the sequence has sampled no token for its position %u", index,
                          sequence.length());
-  for (uint32_t i = 0; !row.is_fed() && i < count; ++i)
-    if (row.tokens[i] < 0 || static_cast<uint32_t>(row.tokens[i]) >= vocabulary)
-      return Status::error(WCUDA_OUT_OF_RANGE, "row %zu: token %u is %d, the vocabulary has %u",
-                           index, i, row.tokens[i], vocabulary);
+  const auto check_tokens = [&](const char* name, const int32_t* tokens, uint32_t n) -> Status {
+    for (uint32_t i = 0; i < n; ++i)
+      if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= vocabulary)
+        return Status::error(WCUDA_OUT_OF_RANGE, "row %zu: %s %u is %d, the vocabulary has %u",
+                             index, name, i, tokens[i], vocabulary);
+    return {};
+  };
+  WCUDA_TRY(check_tokens("token", row.tokens, row.is_fed() ? 0 : row.step.token_count));
+  WCUDA_TRY(check_tokens("draft token", row.drafts, row.draft_count));
   if (row.step.hidden_states_returned() != 0 && !limits.has_hidden_states)
     return invalid_argument(
         "row %zu: a hidden state needs an engine with WCUDA_ENGINE_HIDDEN_STATES", index);
@@ -65,15 +116,20 @@ Status Engine::check_limits(const std::vector<Row>& rows) const {
   if (in_flight_.size() >= kMaxInFlight)
     return Status::error(WCUDA_QUEUE_FULL, "steps %" PRIu64 " and %" PRIu64 " are in flight",
                          in_flight_[0]->number, in_flight_[1]->number);
-  WCUDA_CHECK(rows.size() <= limits.max_batch_rows);
-  uint64_t tokens = 0, logits = 0;
+  WCUDA_CHECK(rows.size() <= limits.max_step_rows);
+  uint64_t tokens = 0, logits = 0, drafts = 0;
   std::vector<const Sequence*> sequences;
   for (size_t i = 0; i < rows.size(); ++i) {
     WCUDA_TRY(check_row(rows[i], i));
-    tokens += rows[i].step.token_count;
-    logits += rows[i].step.logits_count();
+    tokens += rows[i].step.token_count + rows[i].draft_count;
+    logits += rows[i].step.logits_count() + rows[i].draft_count;
+    drafts += rows[i].draft_count;
     sequences.push_back(rows[i].sequence.get());
   }
+  if (drafts > limits.max_draft_tokens)
+    return Status::error(WCUDA_LIMIT_EXCEEDED,
+                         "a step of %" PRIu64 " draft tokens, max_draft_tokens is %u", drafts,
+                         limits.max_draft_tokens);
   if (tokens > limits.max_batch_tokens)
     return Status::error(WCUDA_LIMIT_EXCEEDED,
                          "a step of %" PRIu64 " tokens, max_batch_tokens is %u", tokens,
@@ -99,9 +155,8 @@ uint32_t Engine::pages_needed(const std::vector<Row>& rows) const {
       released;  // by page: earlier rows that replace it by a copy
   for (const Row& row : rows) {
     const Sequence& sequence = *row.sequence;
-    needed +=
-        static_cast<uint32_t>(ceil_div(sequence.length() + row.step.token_count, ops::kPageTokens) -
-                              sequence.pages.size());
+    const uint32_t length = sequence.length() + row.step.token_count + row.draft_count;
+    needed += static_cast<uint32_t>(ceil_div(length, ops::kPageTokens) - sequence.pages.size());
     if (sequence.length() % ops::kPageTokens == 0) continue;
     const uint32_t last = sequence.pages.back();
     if (pages_.references(last) - released[last] > 1) {
@@ -138,23 +193,27 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   step.first_position = sequence.length();
   step.sequence_slot = sequence.slot;
   for (const PendingRow& pending : sequence.pending)
-    if (pending.first_position < step.first_position) step.depends_on = pending.row;
+    if (pending.ticket != ticket.number && pending.first_position < step.first_position)
+      step.depends_on = pending.row;
   step.logits_first = shape.logits_count;
-  copy_arrays(row, config().vocabulary_size);
+  copy_arrays(row, ticket.rows[index - row.draft_index], config().vocabulary_size);
 
   append_pages(sequence, step.token_count);
   const int32_t* const tokens = row.is_fed() ? &sequence.sampled : row.tokens;
   sequence.tokens.insert(sequence.tokens.end(), tokens, tokens + step.token_count);
-  row.tokens = nullptr;
+  row.tokens = row.drafts = nullptr;
   ++shape.row_count;
   shape.token_count += step.token_count;
   shape.logits_count += step.logits_count();
   shape.has_hidden_states |= step.hidden_states_returned() != 0;
+  shape.has_drafts |= row.is_draft();
   shape.min_row_tokens =
       index == 0 ? step.token_count : std::min(shape.min_row_tokens, step.token_count);
   shape.max_row_tokens = std::max(shape.max_row_tokens, step.token_count);
   shape.max_positions = std::max(shape.max_positions, row.end_position());
-  sequence.pending.push_back({ticket.number, index, step.first_position});
+  if (!row.is_draft())
+    sequence.pending.push_back({ticket.number, index, step.first_position,
+                                row.draft_count == 0 ? kNoDrafts : row.end_position()});
   sequence.can_feed = row.is_sampled();
   sequence.sampled = kUnknownToken;
   sequence.awaits_sampling = row.is_late();
@@ -179,6 +238,8 @@ void StepInputs::write(const Ticket& ticket) const {
 Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   const std::lock_guard<std::mutex> lock(mutex_);
   WCUDA_TRY(check_limits(rows));
+  if (std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.draft_count != 0; }))
+    rows = with_drafts(std::move(rows), config().vocabulary_size);
   auto ticket = std::make_shared<Ticket>();
   ticket->number = next_ticket_;
   ticket->parity = static_cast<uint32_t>(next_ticket_ % kMaxInFlight);
@@ -313,16 +374,23 @@ void Engine::finish(const Ticket& ticket) {
     }
     if (result.fed_token >= 0 && row.first_position < sequence->length())
       sequence->tokens[row.first_position] = result.fed_token;
-    const uint32_t next = ticket.rows[row.row].end_position();
-    if (result.sample.token < 0) continue;
-    if (next == sequence->length() && sequence->can_feed) sequence->sampled = result.sample.token;
+    const size_t last = last_valid_row(ticket, row.row);
+    const uint32_t next = ticket.rows[last].end_position();
+    const int32_t token = ticket.results[last].sample.token;
+    if (row.drafted_from < sequence->length() && next < sequence->length()) {
+      const bool can_feed = sequence->can_feed;
+      shorten(*sequence, next);
+      sequence->can_feed = can_feed;
+    }
+    if (token >= 0 && next == sequence->length() && sequence->can_feed) sequence->sampled = token;
   }
   in_flight_.pop_front();
 }
 
 Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& output) const {
-  uint64_t top = 0, logits = 0, hidden_states = 0;
+  uint64_t sampled = 0, top = 0, logits = 0, hidden_states = 0;
   for (const Row& row : ticket.rows) {
+    sampled += row.is_sampled();
     top += row.is_sampled() ? row.sampling.top_logprobs : 0;
     logits += row.step.logits_returned();
     hidden_states += row.step.hidden_states_returned();
@@ -333,10 +401,17 @@ Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& outpu
     return Status::error(WCUDA_BUFFER_TOO_SMALL, "%s is %" PRIu64 ", the step needs %" PRIu64, name,
                          capacity, needed);
   };
-  WCUDA_TRY(check("row_capacity", ticket.rows.size(), output.rows ? output.row_capacity : 0));
+  const auto rows = std::count_if(ticket.rows.begin(), ticket.rows.end(),
+                                  [](const Row& row) { return !row.is_draft(); });
+  WCUDA_TRY(
+      check("row_capacity", static_cast<uint64_t>(rows), output.rows ? output.row_capacity : 0));
   const bool has_top = output.top_tokens && output.top_logprobs;
   WCUDA_TRY(check("top_capacity", top, has_top ? output.top_capacity : 0));
   WCUDA_TRY(check("logits_capacity", logits, output.logits ? output.logits_capacity : 0));
+  const bool has_sampled =
+      output.sampled_tokens && output.sampled_logprobs && output.sampled_top_counts;
+  if (ticket.shape.has_drafts || output.sampled_capacity != 0)
+    WCUDA_TRY(check("sampled_capacity", sampled, has_sampled ? output.sampled_capacity : 0));
   return check("hidden_states_capacity", hidden_states * config().embedding_length,
                output.hidden_states ? output.hidden_states_capacity : 0);
 }
@@ -345,26 +420,40 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
   const uint64_t vocabulary = config().vocabulary_size;
   const int32_t* top_tokens = runner_->top_tokens(ticket);
   const float* top_logprobs = runner_->top_logprobs(ticket);
-  uint64_t top_offset = 0, logits_offset = 0, hidden_states_offset = 0;
-  for (size_t i = 0; i < ticket.rows.size(); ++i) {
+  uint64_t row_count = 0, top_offset = 0, logits_offset = 0, hidden_states_offset = 0,
+           sampled_offset = 0;
+  const uint32_t top_stride = machine_.limits.max_top_logprobs;
+  for (size_t i = 0; i < ticket.rows.size(); i += 1 + ticket.rows[i].draft_count) {
     const ops::StepRow& row = ticket.rows[i].step;
     const TicketRowResult& result = ticket.results[i];
     const bool is_held = ticket.rows[i].is_held && result.status == ops::RowStatus::kOk;
+    const size_t last = last_valid_row(ticket, i);
     wcuda_row_result written = WCUDA_ROW_RESULT_INIT;
     written.status = static_cast<int32_t>(is_held ? ops::RowStatus::kHeld : result.status);
-    written.token = result.status == ops::RowStatus::kOk ? result.sample.token : -1;
+    written.token = -1;
     written.first_position = row.first_position;
-    written.token_count = row.token_count;
+    written.token_count = ticket.rows[last].end_position() - row.first_position;
     written.top_offset = top_offset;
     written.logits_offset = logits_offset;
-    if (result.status == ops::RowStatus::kOk) {
-      written.logprob = result.sample.logprob;
-      written.top_count = result.sample.top_count;
-      const size_t stride = i * machine_.limits.max_top_logprobs;
-      std::copy_n(top_tokens + stride, written.top_count, output->top_tokens + top_offset);
-      std::copy_n(top_logprobs + stride, written.top_count, output->top_logprobs + top_offset);
+    written.sampled_offset = sampled_offset;
+    for (size_t drawn = i; drawn <= last && result.status == ops::RowStatus::kOk; ++drawn) {
+      const ops::SampleResult& sample = ticket.results[drawn].sample;
+      written.token = sample.token;
+      written.logprob = sample.logprob;
+      std::copy_n(top_tokens + drawn * top_stride, sample.top_count,
+                  output->top_tokens + top_offset);
+      std::copy_n(top_logprobs + drawn * top_stride, sample.top_count,
+                  output->top_logprobs + top_offset);
+      top_offset += sample.top_count;
+      written.top_count += sample.top_count;
+      if (output->sampled_capacity == 0 || sample.token < 0) continue;
+      output->sampled_tokens[sampled_offset] = sample.token;
+      output->sampled_logprobs[sampled_offset] = sample.logprob;
+      output->sampled_top_counts[sampled_offset++] = sample.top_count;
+      ++written.sampled_count;
     }
     written.logits_count = row.logits_returned();
+    if (written.logits_count > 0) written.logits_count += ticket.rows[i].draft_count;
     if (written.logits_count > 0)
       WCUDA_TRY(runner_->copy_logits(ticket, row.logits_first, written.logits_count,
                                      output->logits + logits_offset * vocabulary));
@@ -374,11 +463,10 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
       WCUDA_TRY(runner_->copy_hidden_state(
           ticket, i, output->hidden_states + hidden_states_offset * config().embedding_length));
     hidden_states_offset += written.hidden_states_count;
-    top_offset += written.top_count;
     logits_offset += written.logits_count;
-    output->rows[i] = written;
+    output->rows[row_count++] = written;
   }
-  output->row_count = ticket.rows.size();
+  output->row_count = row_count;
   output->device_ns = ticket.device_ns;
   output->captured = ticket.captured ? 1 : 0;
   return {};

@@ -30,15 +30,23 @@ struct Command {
   std::vector<int32_t> tokens;
 };
 
-// A row of a step. The caller of Engine::submit sets the sequence, the tokens, the flags and
-// token_count of `step`, and the sampling parameters with the caller's arrays. submit sets the
-// other members, and appends the tokens to the sequence, from which the runner reads them.
+// A row of a step. The caller of Engine::submit sets the sequence, the tokens, the drafts, the
+// flags and token_count of `step`, and the sampling parameters with the caller's arrays. submit
+// sets the other members, and appends the tokens to the sequence, from which the runner reads them.
+//
+// In a ticket each draft is a row of its own, of one token, after the row that has it. All of them
+// sample; which tokens hold is found when the step is waited for (step.cpp).
 struct Row {
   std::shared_ptr<Sequence> sequence;
   const int32_t* tokens = nullptr;  // (token_count), null if fed back; only submit reads it
+  const int32_t* drafts = nullptr;  // (draft_count), likewise
+  uint32_t draft_count = 0;         // rows after this one that are its drafts
+  uint32_t draft_index = 0;         // of a draft: 1 for the first one of its row
+  int32_t draft_token = 0;          // of a draft
+  std::vector<int32_t> stop_tokens;
   ops::StepRow step;
-  ops::Sampling sampling;  // after submit its arrays are the copies below
-  std::vector<int32_t> bias_tokens;
+  ops::Sampling sampling;            // after submit its arrays are the copies below
+  std::vector<int32_t> bias_tokens;  // empty for a draft, which has those of its row
   std::vector<float> bias_values;
   std::vector<uint32_t> mask;
   bool is_held = false;  // a late row that Engine::sample held
@@ -46,6 +54,7 @@ struct Row {
   bool is_fed() const { return (step.flags & kernels::kRowFeedSampled) != 0; }
   bool is_sampled() const { return (step.flags & kernels::kRowSample) != 0; }
   bool is_late() const { return (step.flags & kernels::kRowSampleLate) != 0; }
+  bool is_draft() const { return draft_index != 0; }
   uint32_t end_position() const { return step.first_position + step.token_count; }
 };
 

@@ -52,7 +52,8 @@ struct Batch : kernels::StepRows {
   uint32_t max_row_tokens = 0;      // no row has more tokens
   uint32_t max_positions = 0;       // no row reaches past position max_positions - 1
   const int32_t* tokens = nullptr;  // (token_count)
-  bool has_shared_prefix = false;   // as in StepShape
+  bool has_shared_prefix = false;   // this and the next as in StepShape
+  bool has_drafts = false;
 };
 
 // The work before the first layer of a step, including that which the attention of all layers uses.

@@ -75,7 +75,7 @@ class Planner {
 
   // Returns whether attention also rotates queries and keys, and stores keys and values.
   bool attention_rotates() const {
-    return !device_.is_host && is_decode() && !shape().has_shared_prefix &&
+    return !device_.is_host && is_decode() && !shape().has_shared_prefix && !shape().has_drafts &&
            config_.rope_dimension_count % 2 == 0 &&
            config_.rope_dimension_count <= config_.head_length;
   }

@@ -56,6 +56,7 @@ struct StepShape {
   // shared_rows say holds. Needs allows_shared_prefix.
   bool has_shared_prefix = false;
   bool has_hidden_states = false;  // rows return hidden states
+  bool has_drafts = false;         // rows read keys and values that the step itself stores
 };
 
 enum class Operation : uint8_t {

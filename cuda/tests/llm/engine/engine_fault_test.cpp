@@ -42,6 +42,7 @@ class EngineFault : public ::testing::TestWithParam<int32_t> {
     wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
     options.max_sequences = 2;
     options.max_sequence_tokens = 128;
+    options.max_draft_tokens = 4;
     return Engine::create(model_, options);
   }
 
@@ -55,6 +56,9 @@ class EngineFault : public ::testing::TestWithParam<int32_t> {
     row.step.token_count = static_cast<uint32_t>(tokens.size());
     const bool is_late = tokens.size() == 1;
     row.step.flags = kernels::kRowSample | (is_late ? kernels::kRowSampleLate : 0);
+    const int32_t drafts[] = {3, 8, 3};
+    row.drafts = drafts;
+    row.draft_count = tokens.size() == 2 ? 3 : 0;
     for (;;) {
       const auto ticket = engine.submit({row});
       Status status = ticket.status();
@@ -69,6 +73,13 @@ class EngineFault : public ::testing::TestWithParam<int32_t> {
         wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
         output.rows = &result;
         output.row_capacity = 1;
+        int32_t drawn[4];
+        float logprobs[4];
+        uint32_t top_counts[4];
+        output.sampled_capacity = 4;
+        output.sampled_tokens = drawn;
+        output.sampled_logprobs = logprobs;
+        output.sampled_top_counts = top_counts;
         status = engine.wait(*ticket, -1, &output);
       }
       if (status.ok()) return result.token;

@@ -71,6 +71,7 @@ class FailingStep : public ::testing::Test {
     ASSERT_TRUE(ops.ok());
     wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
     options.max_sequence_tokens = 128;
+    options.max_draft_tokens = 4;
     auto engine = Engine::create(model.take(), options,
                                  std::make_unique<FailingOps>(ops.take(), &countdown_));
     ASSERT_TRUE(engine.ok()) << engine.status().message();
@@ -155,6 +156,8 @@ TEST_F(FailingStep, a_submit_without_host_memory_changes_no_row_of_the_step) {
     row.step.token_count = 1;
     row.step.flags = kernels::kRowFeedSampled | kernels::kRowSample;
   }
+  rows[1].drafts = tokens.data();
+  rows[1].draft_count = 2;
   int64_t failures = 0;
   for (bool happened = true; happened; failures += happened) {
     Status status;
@@ -169,11 +172,32 @@ TEST_F(FailingStep, a_submit_without_host_memory_changes_no_row_of_the_step) {
     }
     EXPECT_EQ(status.code(), happened ? WCUDA_OUT_OF_HOST_MEMORY : WCUDA_OK);
     EXPECT_EQ(engine_->length(*sequence_), happened ? 3u : 4u) << "allocation " << failures + 1;
-    EXPECT_EQ(engine_->length(*other), happened ? 3u : 4u) << "allocation " << failures + 1;
+    EXPECT_EQ(engine_->length(*other), happened ? 3u : 6u) << "allocation " << failures + 1;
     ASSERT_LT(failures, 200);
   }
   EXPECT_GT(failures, 10);
   EXPECT_TRUE(engine_->drain().ok());
+}
+
+TEST_F(FailingStep, takes_drafts_back_with_their_row) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
+  Row row;
+  row.sequence = sequence_;
+  row.step.token_count = 1;
+  row.step.flags = kernels::kRowFeedSampled | kernels::kRowSample;
+  row.drafts = tokens.data();
+  row.draft_count = 3;
+
+  countdown_ = 0;
+  const uint64_t ticket = engine_->submit({row}).take();
+  EXPECT_EQ(engine_->length(*sequence_), 7u);
+  EXPECT_EQ(engine_->drain().code(), WCUDA_OK);
+
+  EXPECT_EQ(engine_->length(*sequence_), 3u);
+  EXPECT_EQ(wait(ticket).code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(feed(sequence_).status().code(), WCUDA_INVALID_STATE);
+  EXPECT_TRUE(wait(submit(sequence_, tokens).take()).ok());
 }
 
 TEST_F(FailingStep, takes_all_keys_of_pages) {

@@ -262,6 +262,29 @@ TEST(StepPlan, hidden_states_are_a_node_before_the_logits) {
   }
 }
 
+// Attention of a draft reads the keys of the tokens before it in the same step.
+TEST(StepPlan, keys_and_values_of_drafts_are_stored_before_attention) {
+  const Family llama = families()[0];
+  const Limits limits = limits_of(llama.config, false);
+  for (const Device& device : devices()) {
+    StepShape shape = decode(16, 256);
+    const auto count_stores = [&] {
+      uint32_t stores = 0;
+      for (const Node& node :
+           plan_step(llama.config, llama.weights, limits, device.traits, shape).nodes) {
+        stores += node.operation == Operation::kRotateAndStore;
+        if (node.operation == Operation::kAttention && shape.has_drafts) {
+          EXPECT_EQ(node.input, Form::kPages) << device.name;
+        }
+      }
+      return stores;
+    };
+    EXPECT_EQ(count_stores(), device.traits.is_host ? llama.config.layer_count : 0) << device.name;
+    shape.has_drafts = true;
+    EXPECT_EQ(count_stores(), llama.config.layer_count) << device.name;
+  }
+}
+
 TEST(StepPlan, persistent_layers_follow_the_option_and_the_device) {
   const Family llama = families()[0], qwen2 = families()[1];
   const DeviceTraits hopper = devices()[2].traits;
