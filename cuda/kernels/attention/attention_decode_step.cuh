@@ -794,20 +794,16 @@ __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, co
   for (uint32_t i = team.thread(); i < heads.count * kFloat4s; i += team.threads()) {
     const float sink = sink_of(args, heads.first + i / kFloat4s);
     Float4Partial sum = merge_warps<S>(reduction, team.count, i, sink);
-    if (shared.count != 0) {
-      const uint64_t first = shared.first(args, heads, i / kFloat4s);
-      Float4Partial splits[kSharedSplitsMax];
-#pragma unroll
-      for (uint32_t s = 0; s < kSharedSplitsMax; ++s) {
-        const uint64_t from = first + min(s, shared.count - 1);
-        splits[s].running_max = s < shared.count ? __ldcg(shared.weights + from) : -INFINITY;
-        splits[s].denominator = 1.0f;
-        splits[s].sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (i % kFloat4s * 4 < args.pages.head_length)
-          splits[s].sums = __ldcg(reinterpret_cast<const float4*>(
-              shared.results + from * args.pages.head_length + i % kFloat4s * 4));
-      }
-      sum.add(splits);
+    const uint64_t first = shared.count == 0 ? 0 : shared.first(args, heads, i / kFloat4s);
+    for (uint32_t s = 0; s < shared.count; ++s) {
+      Float4Partial other[1];
+      other[0].running_max = __ldcg(shared.weights + first + s);
+      other[0].denominator = 1.0f;
+      other[0].sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (i % kFloat4s * 4 < args.pages.head_length)
+        other[0].sums = __ldcg(reinterpret_cast<const float4*>(
+            shared.results + (first + s) * args.pages.head_length + i % kFloat4s * 4));
+      sum.add(other);
     }
     write_float4<S::kLength>(args, heads, i, sum);
   }
@@ -829,58 +825,27 @@ __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, cons
     for (int lanes = 4; lanes < 32; lanes *= 2)
       denominator += __shfl_xor_sync(~0u, denominator, lanes);
     const uint64_t first = shared.count == 0 || !is_head ? 0 : shared.first(args, heads, head);
+    const uint32_t shared_count = is_head ? shared.count : 0;
     float base = fmaxf(sink, sums.running_max[j]);
-    float weight = -INFINITY;  // of split lane / 4, at first its logarithm
-    static_assert(kSharedSplitsMax == 8);
-    if (shared.count != 0) {
-      if (is_head && lane / 4 < shared.count) weight = __ldcg(shared.weights + first + lane / 4);
-      base = fmaxf(base, weight);
-#pragma unroll
-      for (int lanes = 4; lanes < 32; lanes *= 2)
-        base = fmaxf(base, __shfl_xor_sync(~0u, base, lanes));
-    }
+    for (uint32_t s = 0; s < shared_count; ++s)
+      base = fmaxf(base, __ldcg(shared.weights + first + s));
     const float factor = exp2_fast(sums.running_max[j] - base);
     denominator = denominator * factor + exp2_fast(sink - base);
-    if (shared.count != 0) {
-      weight = exp2_fast(weight - base);
-      float total = weight;
-#pragma unroll
-      for (int lanes = 4; lanes < 32; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
-      denominator += total;
-      weight /= denominator;
-    }
-    const float own = factor / denominator;
-    float results[S::kLength / 16][2];
-#pragma unroll
-    for (int i = 0; i < S::kLength / 16; ++i)
-#pragma unroll
-      for (int k = 0; k < 2; ++k) results[i][k] = sums.values[i][k * 2 + j] * own;
-    // Splits that are loaded together, if registers are free.
-    constexpr uint32_t kBatch = S::kFormat == KvFormat::kF16 && S::kLength <= 128 ? 4 : 1;
+    float results[S::kLength / 16][2] = {};
 #pragma unroll 1
-    for (uint32_t s = 0; s < shared.count; s += kBatch) {
-      float loaded[kBatch][S::kLength / 16][2];
+    for (uint32_t s = 0; s < shared_count; ++s) {
+      const float weight = exp2_fast(__ldcg(shared.weights + first + s) - base);
+      const float* const from = shared.results + (first + s) * n;
+      denominator += weight;
 #pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b)
+      for (int i = 0; i < S::kLength / 16; ++i)
 #pragma unroll
-        for (int i = 0; i < S::kLength / 16; ++i)
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            const uint32_t element = S::Tile::sum_element(i, k, lane);
-            loaded[b][i][k] = 0.0f;
-            if (is_head && (S::kExact || element < n))
-              loaded[b][i][k] =
-                  __ldcg(shared.results + (first + min(s + b, shared.count - 1)) * n + element);
-          }
-#pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b) {
-        const float share = __shfl_sync(~0u, weight, (s + b) * 4 + lane % 4);
-#pragma unroll
-        for (int i = 0; i < S::kLength / 16; ++i)
-#pragma unroll
-          for (int k = 0; k < 2; ++k) results[i][k] += share * loaded[b][i][k];
-      }
+        for (int k = 0; k < 2; ++k) {
+          const uint32_t element = S::Tile::sum_element(i, k, lane);
+          if (S::kExact || element < n) results[i][k] += weight * __ldcg(from + element);
+        }
     }
+    const float own = factor / denominator, others = 1.0f / denominator;
     float* const out =
         args.out + (uint64_t{heads.token} * args.head_count + heads.first + head) * n;
 #pragma unroll
@@ -888,7 +853,9 @@ __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, cons
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const uint32_t element = S::Tile::sum_element(i, k, lane);
-        if (is_head && (S::kExact || element < n)) out[element] = results[i][k];
+        float result = sums.values[i][k * 2 + j] * own;
+        if (shared_count != 0) result += results[i][k] * others;
+        if (is_head && (S::kExact || element < n)) out[element] = result;
       }
   }
 }
