@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use worker_cuda::generate::{
-    CancelFlag, Event, FinishReason, Generation, Message, Prompt, Request, Session, Summary,
+    CancelFlag, Draft, Event, FinishReason, Generation, Message, NgramDraft, Prompt, Request,
+    Session, Summary,
 };
 use worker_cuda::text::{DecodeOptions, Tokenizer, Vocabulary};
 use worker_cuda::*;
@@ -397,6 +398,190 @@ fn nothing_asked_is_nothing_drawn() {
         (answer.summary.tokens, answer.summary.reason),
         (0, FinishReason::Length)
     );
+}
+
+/// Knows the stream of the run without drafts, and guesses wrong from some place on.
+struct Knowing {
+    stream: Vec<Token>,
+    calls: usize,
+}
+
+impl Draft for Knowing {
+    fn begin(&mut self) {}
+    fn draft(&mut self, tokens: &[Token], limit: usize, drafts: &mut Vec<Token>) {
+        let rest = self.stream.iter().skip(tokens.len() - PROMPT.len());
+        drafts.extend(rest.take(limit));
+        self.calls += 1;
+        if let Some(draft) = drafts.get_mut(self.calls % 5) {
+            *draft = (*draft + 1) % 64;
+        }
+    }
+}
+
+fn drafting_session(options: EngineOptions, draft: Box<dyn Draft>) -> Session {
+    let options = options.max_top_logprobs(4).max_draft_tokens(6);
+    let mut session = session_with(vocabulary(), options.max_batch_tokens(16));
+    session.set_draft(Some(draft));
+    session
+}
+
+fn events(session: &mut Session, request: &Request) -> (Vec<Event>, Summary) {
+    let mut events: Vec<Event> = session
+        .generate(request)
+        .unwrap()
+        .map(|event| event.unwrap())
+        .collect();
+    match events.pop() {
+        Some(Event::Done(summary)) => (events, summary),
+        other => panic!("the last event is {other:?}"),
+    }
+}
+
+fn stream_of(events: &[Event]) -> Vec<Token> {
+    let token = |event: &Event| match event {
+        Event::Token { token, .. } => Some(*token),
+        _ => None,
+    };
+    events.iter().filter_map(token).collect()
+}
+
+#[test]
+fn drafts_change_no_event() {
+    let mut penalized = Sampling::with_temperature(0.7, 5);
+    penalized.frequency_penalty = 0.4;
+    penalized.repetition_penalty = 1.2;
+    let mut greedy = Sampling::greedy();
+    greedy.top_logprobs = 3;
+    let mut accepted = [0, 0];
+    for sampling in [greedy, Sampling::with_temperature(1.0, 9), penalized] {
+        let mut request = Request::tokens(PROMPT).sampling(sampling);
+        for max_tokens in [1, 2, 60] {
+            request.max_tokens = Some(max_tokens);
+            let (expected, plain) = events(&mut session(), &request);
+            assert_eq!((plain.draft_tokens, plain.accepted_draft_tokens), (0, 0));
+            let stream = stream_of(&expected);
+            let drafts: [Box<dyn Draft>; 2] = [
+                Box::new(NgramDraft::new()),
+                Box::new(Knowing { stream, calls: 0 }),
+            ];
+            for (i, draft) in drafts.into_iter().enumerate() {
+                let mut session = drafting_session(EngineOptions::new(), draft);
+                let (found, summary) = events(&mut session, &request);
+
+                assert_eq!(found, expected);
+                assert_eq!(
+                    (summary.reason, summary.tokens),
+                    (plain.reason, plain.tokens)
+                );
+                assert!(summary.draft_tokens >= summary.accepted_draft_tokens);
+                accepted[i] += summary.accepted_draft_tokens;
+            }
+        }
+    }
+    assert!(accepted[0] > 0 && accepted[1] > 60, "{accepted:?}");
+}
+
+#[test]
+fn drafts_change_no_end() {
+    let (plain, _) = events(&mut session(), &Request::tokens(PROMPT).max_tokens(60));
+    let stream = stream_of(&plain);
+    let text: Vec<String> = stream
+        .iter()
+        .map(|&token| char::from(b'!' + token as u8).to_string())
+        .collect();
+    let stop = text[20..23].concat();
+    let context = EngineOptions::new().max_sequence_tokens(64);
+    let request = Request::tokens(PROMPT).max_tokens(60);
+    let end_token = |id: Token| Vocabulary {
+        eos_id: Some(id),
+        ..vocabulary()
+    };
+    let cases = [
+        (
+            vocabulary(),
+            EngineOptions::new(),
+            request.clone().stop(stop),
+        ),
+        (vocabulary(), context, request.clone()),
+        (end_token(stream[17]), EngineOptions::new(), request),
+    ];
+    for (vocabulary, options, request) in cases {
+        let options = options.max_batch_tokens(16).max_draft_tokens(6);
+        let mut without = session_with(vocabulary.clone(), options.clone());
+        let (expected, plain) = events(&mut without, &request);
+        assert!(plain.tokens < 60, "{:?}", plain.reason);
+        let mut with = session_with(vocabulary, options);
+        with.set_draft(Some(Box::new(Knowing {
+            stream: stream.clone(),
+            calls: 0,
+        })));
+        let (found, summary) = events(&mut with, &request);
+
+        assert_eq!(found, expected);
+        assert_eq!(
+            (summary.reason, summary.tokens),
+            (plain.reason, plain.tokens)
+        );
+        assert!(summary.accepted_draft_tokens > 0);
+    }
+}
+
+/// Tokens of a row behind the one that ends the answer are not part of the next prompt.
+#[test]
+fn drafts_behind_the_end_leave_nothing_behind() {
+    let stream = reference(20).tokens;
+    let mut ends = 0;
+    for last in 1..8 {
+        if stream[..last].contains(&stream[last]) {
+            continue;
+        }
+        let draft = Knowing {
+            stream: stream.clone(),
+            calls: last,
+        };
+        let mut session = drafting_session(EngineOptions::new(), Box::new(draft));
+        let stop = char::from(b'!' + stream[last] as u8).to_string();
+        let (_, summary) = events(&mut session, &Request::tokens(PROMPT).stop(stop));
+        assert_eq!(
+            (summary.reason, summary.tokens),
+            (FinishReason::Stop, last + 1)
+        );
+        let next = [&PROMPT, &stream[..=last], &[9, 9, 4]].concat();
+        let request = Request::tokens(next).max_tokens(6);
+        session.set_draft(None);
+        let answer = collect(session.generate(&request).unwrap());
+
+        let mut fresh = session_with(vocabulary(), EngineOptions::new());
+        let expected = collect(fresh.generate(&request).unwrap());
+        assert_eq!(answer.tokens, expected.tokens, "after {last} tokens");
+        ends += usize::from(answer.summary.cached_tokens > PROMPT.len() + last);
+    }
+    assert!(ends > 0, "no answer ended within a row");
+}
+
+#[test]
+fn real_model_gives_the_same_answer_with_drafts() {
+    let Some(path) = real_model() else { return };
+    let model = Model::load(&host(), &Gguf::open(path).unwrap()).unwrap();
+    let options = EngineOptions::new()
+        .max_sequence_tokens(512)
+        .max_draft_tokens(8);
+    let mut session = Session::new(&model, &options).unwrap();
+    let code = "fn add(first: u32, second: u32) -> u32 {\n    first + second\n}\n";
+    let mut accepted = 0;
+    for sampling in [Sampling::greedy(), Sampling::with_temperature(0.8, 3)] {
+        let request = Request::text(format!("{code}// The same again:\n{}", &code[..20]))
+            .sampling(sampling)
+            .max_tokens(40);
+        session.set_draft(None);
+        let (expected, _) = events(&mut session, &request);
+        session.set_draft(Some(Box::new(NgramDraft::new())));
+        let (found, summary) = events(&mut session, &request);
+
+        assert_eq!(found, expected);
+        accepted += summary.accepted_draft_tokens;
+    }
+    assert!(accepted > 10, "{accepted}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use worker_cuda::generate::{Event, FinishReason, Request, Session};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::load;
-use crate::options::{DeviceArgs, EngineArgs, ModelArgs, SamplingArgs};
+use crate::options::{DeviceArgs, DraftArgs, EngineArgs, ModelArgs, SamplingArgs};
 use crate::prompt::{Prompter, conversation, message};
 use crate::terminal;
 
@@ -28,13 +28,17 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
 }
 
 pub fn run(args: Args) -> Outcome {
     interrupt::install()?;
     let gguf = load::gguf(&args.model.model)?;
     let model = load::model(&args.device, &gguf)?;
-    let mut session = Session::new(&model, &args.engine.options(model.info().context_length))?;
+    let options = args.engine.options(model.info().context_length);
+    let mut session = Session::new(&model, &args.draft.options(options))?;
+    args.draft.set(&mut session);
     let prompter = Prompter::new(session.tokenizer().vocabulary(), None);
     let first: Vec<Value> = args
         .system

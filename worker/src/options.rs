@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use worker_cuda::{Backend, ContextBuilder, CudaContext, EngineOptions, KvType, Sampling};
+use worker_cuda::generate::{NgramDraft, Session};
+use worker_cuda::{Backend, ContextBuilder, CudaContext, EngineOptions, KvType, Row, Sampling};
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct ModelArgs {
@@ -103,6 +104,30 @@ impl EngineArgs {
             .max_batch_tokens(self.batch)
             .max_sequence_tokens(self.context.unwrap_or(most))
             .kv_type(self.kv_type.into())
+    }
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct DraftArgs {
+    /// Guess the next tokens where the text repeats, and verify several in one step; this changes the
+    /// speed, not the answer
+    #[arg(long)]
+    pub draft_ngram: bool,
+    /// Maximum number of guessed tokens per step
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "draft_ngram",
+          value_parser = clap::value_parser!(u32).range(1..=Row::MAX_DRAFTS as i64))]
+    pub draft_max: u32,
+}
+
+impl DraftArgs {
+    pub fn options(&self, options: EngineOptions) -> EngineOptions {
+        options.max_draft_tokens(if self.draft_ngram { self.draft_max } else { 0 })
+    }
+
+    pub fn set(&self, session: &mut Session) {
+        if self.draft_ngram {
+            session.set_draft(Some(Box::new(NgramDraft::new())));
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::input;
 use crate::interrupt;
 use crate::load;
 use crate::machine::{self, Machine};
-use crate::options::{DeviceArgs, EngineArgs, ModelArgs, SamplingArgs};
+use crate::options::{DeviceArgs, DraftArgs, EngineArgs, ModelArgs, SamplingArgs};
 use crate::prompt::{self, Prompter};
 use crate::size;
 use crate::terminal;
@@ -65,6 +65,8 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Print one JSON object at the end instead of streaming text
     #[arg(long)]
     json: bool,
@@ -110,6 +112,8 @@ struct Answer {
     token_logprobs: Vec<f32>,
     finish_reason: &'static str,
     cached_tokens: usize,
+    draft_tokens: usize,
+    accepted_draft_tokens: usize,
     prompt_seconds: f64,
     decode_seconds: f64,
 }
@@ -139,7 +143,9 @@ pub fn run(args: Args) -> Outcome {
         .engine
         .options(model.info().context_length)
         .max_top_logprobs(most);
+    let options = args.draft.options(options);
     let mut session = Session::with_tokenizer(&model, &options, asker.tokenizer.clone())?;
+    args.draft.set(&mut session);
     let reason = match (&single, &args.requests) {
         (Some(request), _) if args.json => {
             let answer = answer(&mut session, request, None)?;
@@ -247,6 +253,8 @@ fn answer(session: &mut Session, request: &Request, id: Option<Value>) -> Outcom
             Event::Done(summary) => {
                 answer.finish_reason = summary.reason.as_str();
                 answer.cached_tokens = summary.cached_tokens;
+                answer.draft_tokens = summary.draft_tokens;
+                answer.accepted_draft_tokens = summary.accepted_draft_tokens;
                 answer.prompt_seconds = summary.prompt_time.as_secs_f64();
                 answer.decode_seconds = summary.decode_time.as_secs_f64();
             }
@@ -328,8 +336,12 @@ pub fn print_speed(summary: &Summary, model: &Model) -> Outcome {
     let share = machine
         .share(bytes)
         .map_or_else(String::new, |share| format!(" ({share:.0} % of bandwidth)"));
+    let drafts = match summary.draft_tokens {
+        0 => String::new(),
+        count => format!(", {} of {count} drafts held", summary.accepted_draft_tokens),
+    };
     eprintln!(
-        "prompt {computed} tokens at {:.1} tok/s, answer {} tokens at {speed:.1} tok/s{share}, \
+        "prompt {computed} tokens at {:.1} tok/s, answer {} tokens at {speed:.1} tok/s{share}{drafts}, \
          peak memory {} on {}",
         rate(computed, summary.prompt_time.as_secs_f64()),
         summary.tokens,

@@ -58,6 +58,8 @@ fn usage_errors_exit_with_2() {
         &["dance"][..],
         &["run"],
         &["run", "--model", "x", "--temperature", "warm"],
+        &["run", "--model", "x", "--draft-max", "4", "hello"],
+        &["chat", "--model", "x", "--draft-ngram", "--draft-max", "16"],
         &["run", "--model", "x", "--chat", "--raw", "hello"],
         &["inspect"],
         &["devices", "--backend", "host"],
@@ -453,6 +455,37 @@ fn run_answers_prompts_and_reports_speed_on_stderr() {
         assert_eq!(&top[0][0], token, "greedy draws the most probable");
         assert!(top[0][1].as_f64() <= Some(0.0));
     }
+}
+
+#[test]
+fn drafts_change_the_speed_and_not_the_answer() {
+    let Some(model) = real() else { return };
+    let prompt = "one two three four one two three four one two three four one";
+    let args = [
+        "run",
+        "--raw",
+        "--model",
+        &model,
+        "--max-tokens",
+        "16",
+        "--backend",
+        "host",
+        "--prompt",
+        prompt,
+    ];
+    let plain = json(&run(&[&args[..], &["--json"]].concat()));
+    let drafts = ["--draft-ngram", "--draft-max", "4"];
+    let drafted = json(&run(&[&args[..], &drafts, &["--json"]].concat()));
+    let shown = run(&[&args[..], &drafts].concat());
+
+    for field in ["tokens", "token_logprobs", "text", "finish_reason"] {
+        assert_eq!(drafted[field], plain[field], "{field}");
+    }
+    assert_eq!(plain["draft_tokens"], 0);
+    let [accepted, all] = ["accepted_draft_tokens", "draft_tokens"].map(|field| &drafted[field]);
+    assert!(accepted.as_u64() > Some(4), "{drafted}");
+    let line = format!("{accepted} of {all} drafts held");
+    assert!(stderr(&shown).contains(&line), "{}", stderr(&shown));
 }
 
 #[test]

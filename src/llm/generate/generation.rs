@@ -74,10 +74,19 @@ struct Course {
     cached_tokens: usize,
     /// Tokens of the prompt submitted to the engine, cached ones included.
     submitted_prompt: usize,
-    /// Samplings submitted to the engine.
+    /// Samplings submitted to the engine, or with drafts the tokens that they returned.
     submitted_draws: usize,
     /// Tokens sampled and reported.
     drawn: usize,
+    /// Tokens after which a row with drafts returns nothing.
+    stop_tokens: Vec<Token>,
+    /// Those of the last row.
+    drafts: Vec<Token>,
+    /// Most that a row may have, and what the last rows say is useful.
+    draft_limit: usize,
+    useful_drafts: usize,
+    draft_tokens: usize,
+    accepted_draft_tokens: usize,
     in_flight: VecDeque<Submitted>,
     output: StepOutput,
     events: VecDeque<Event>,
@@ -191,6 +200,17 @@ impl Course {
         }
         session.drain()?;
         let cached = session.keep_common_prefix(&prompt)?;
+        if let Some(draft) = &mut session.draft {
+            draft.begin();
+        }
+        let stop_tokens = match request.ignore_end {
+            true => Vec::new(),
+            false => session.tokenizer.end_of_generation_ids().collect(),
+        };
+        let draft_limit = match session.draft {
+            Some(_) if request.sampling.mask.is_empty() => session.max_draft_tokens,
+            _ => 0,
+        };
         Ok(Course {
             detokenizer: Detokenizer::new(session.tokenizer.clone(), DecodeOptions::default()),
             stop: StopMatcher::new(&request.stop),
@@ -205,6 +225,12 @@ impl Course {
             submitted_prompt: cached,
             submitted_draws: 0,
             drawn: 0,
+            stop_tokens,
+            drafts: Vec::new(),
+            draft_limit,
+            useful_drafts: draft_limit,
+            draft_tokens: 0,
+            accepted_draft_tokens: 0,
             in_flight: VecDeque::with_capacity(STEPS_IN_FLIGHT),
             output: StepOutput::default(),
             events: VecDeque::new(),
@@ -250,7 +276,7 @@ impl Course {
         let row = *self.output.rows().first().ok_or_else(no_result)?;
         check_row(&row)?;
         if submitted.draws {
-            self.take_token(session, &row)
+            self.take_tokens(session, &row)
         } else {
             Ok(())
         }
@@ -269,9 +295,16 @@ impl Course {
         Ok(())
     }
 
-    /// Submits the next part of the prompt, or the last sampled token, which may still be in flight. None if nothing
-    /// is left to compute.
+    /// Submits the next part of the prompt, or the last sampled token, which may still be in flight, but not if there
+    /// may be drafts. None if nothing can be computed now.
     fn submit_next(&mut self, session: &mut Session) -> Result<Option<Submitted>> {
+        let is_prompt_done = self.submitted_prompt == self.prompt_tokens;
+        if is_prompt_done && self.draft_limit > 0 {
+            if !self.in_flight.is_empty() {
+                return Ok(None);
+            }
+            self.find_drafts(session);
+        }
         let Session {
             engine,
             sequence,
@@ -302,24 +335,77 @@ impl Course {
         } else {
             row
         };
-        let ticket = engine.submit(&Step::new().row(row))?;
+        let drafted = row.drafts(&self.drafts).stop_tokens(&self.stop_tokens);
+        let ticket = match engine.submit(&Step::new().row(drafted)) {
+            // Without drafts the row may fit.
+            Err(error) if error.is_retryable() && !self.drafts.is_empty() => {
+                self.drafts.clear();
+                engine.submit(&Step::new().row(row))?
+            }
+            submitted => submitted?,
+        };
         self.submitted_prompt += count;
         self.submitted_draws += usize::from(draws);
         Ok(Some(Submitted { ticket, draws }))
     }
 
-    fn take_token(&mut self, session: &mut Session, row: &RowResult) -> Result<()> {
-        let token = row.token.ok_or_else(no_result)?;
+    /// Guesses the tokens after the last one, no more than can be used.
+    fn find_drafts(&mut self, session: &mut Session) {
+        self.drafts.clear();
+        let free = session
+            .max_sequence_tokens
+            .saturating_sub(session.tokens.len());
+        let wanted = self.max_tokens.saturating_sub(self.submitted_draws + 1);
+        let limit = self.useful_drafts.min(wanted).min(free);
+        if let Some(draft) = session.draft.as_mut().filter(|_| limit > 0) {
+            draft.draft(&session.tokens, limit, &mut self.drafts);
+            self.drafts.truncate(limit);
+        }
+    }
+
+    fn take_tokens(&mut self, session: &mut Session, row: &RowResult) -> Result<()> {
+        let tokens: Vec<_> = self.output.sampled(row).collect();
+        if tokens.is_empty() {
+            return Err(no_result());
+        }
         self.first_token.get_or_insert_with(Instant::now);
-        session.tokens.push(token);
+        session
+            .tokens
+            .extend(tokens.iter().map(|&(token, _)| token));
+        let accepted = tokens.len() - 1;
+        self.submitted_draws += accepted;
+        self.accepted_draft_tokens += accepted;
+        self.draft_tokens += self.drafts.len();
+        if accepted < self.drafts.len() {
+            self.useful_drafts = accepted + 1;
+        } else if accepted > 0 {
+            self.useful_drafts = (2 * self.useful_drafts).min(self.draft_limit);
+        }
+        self.drafts.clear();
+        for (index, &(token, logprob)) in tokens.iter().enumerate() {
+            let top = self.output.top_of(row, index).collect();
+            self.take_token(session, token, logprob, top)?;
+            if self.finished {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_token(
+        &mut self,
+        session: &Session,
+        token: Token,
+        logprob: f32,
+        top: Vec<(Token, f32)>,
+    ) -> Result<()> {
         if !self.ignore_end && session.tokenizer.is_end_of_generation(token) {
             return self.finish(FinishReason::Eos);
         }
         self.drawn += 1;
-        let top = self.output.top(row).collect();
         self.events.push_back(Event::Token {
             token,
-            logprob: row.logprob,
+            logprob,
             top,
         });
         let mut text = String::new();
@@ -365,6 +451,8 @@ impl Course {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
             tokens: self.drawn,
+            draft_tokens: self.draft_tokens,
+            accepted_draft_tokens: self.accepted_draft_tokens,
             prompt_time: first_token - self.started,
             decode_time: now - first_token,
         }));

@@ -12,6 +12,7 @@ use crate::llm::model::Model;
 use crate::llm::plan::EngineOptions;
 use crate::llm::text::{ChatTemplate, EncodeOptions, RenderOptions, Tokenizer};
 
+pub use self::draft::{Draft, NgramDraft};
 pub use self::generation::{Generation, NotStarted, OwnedGeneration};
 pub use self::request::{Message, Prompt, Request};
 #[cfg(feature = "scheduler")]
@@ -22,6 +23,7 @@ pub use crate::core::cancel::CancelFlag;
 
 #[cfg(feature = "constraints")]
 pub mod constraints;
+mod draft;
 mod generation;
 mod request;
 #[cfg(feature = "scheduler")]
@@ -90,6 +92,10 @@ pub struct Summary {
     pub cached_tokens: usize,
     /// Tokens generated, without the one that ends the text.
     pub tokens: usize,
+    /// Draft tokens that were computed.
+    pub draft_tokens: usize,
+    /// Draft tokens that held.
+    pub accepted_draft_tokens: usize,
     /// Time from the start to the first token.
     pub prompt_time: Duration,
     /// Time from the first token to the end.
@@ -106,6 +112,8 @@ pub struct Session {
     tokens: Vec<Token>,
     max_batch_tokens: usize,
     max_sequence_tokens: usize,
+    draft: Option<Box<dyn Draft>>,
+    max_draft_tokens: usize,
 }
 
 impl Session {
@@ -131,7 +139,30 @@ impl Session {
             tokens: Vec::new(),
             max_batch_tokens: info.max_batch_tokens as usize,
             max_sequence_tokens: info.max_sequence_tokens as usize,
+            draft: None,
+            max_draft_tokens: info.max_draft_tokens as usize,
         })
+    }
+
+    /// Lets later generations verify drafts, or not: with good drafts, several tokens come from one step. A step has
+    /// at most [`EngineOptions::max_draft_tokens`] drafts, of which the default is none. Requests with a mask have no
+    /// drafts.
+    ///
+    /// The tokens are those without drafts, greedy or sampled. On CUDA this holds exactly with
+    /// [`EngineOptions::batch_invariant`]; otherwise logits may differ in their last bits.
+    ///
+    /// ```no_run
+    /// # fn f(model: &worker_cuda::Model) -> worker_cuda::Result<()> {
+    /// use worker_cuda::EngineOptions;
+    /// use worker_cuda::generate::{NgramDraft, Session};
+    ///
+    /// let mut session = Session::new(model, &EngineOptions::new().max_draft_tokens(8))?;
+    /// session.set_draft(Some(Box::new(NgramDraft::new())));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn set_draft(&mut self, draft: Option<Box<dyn Draft>>) {
+        self.draft = draft;
     }
 
     /// The tokenizer.
