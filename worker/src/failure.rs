@@ -72,6 +72,14 @@ impl Failure {
         Self::new(format!("{}: {error}", path.display()))
     }
 
+    /// Puts the file in front that it is about.
+    pub fn in_file(mut self, path: &Path) -> Self {
+        if self.kind == Kind::Failed {
+            self.message = format!("{}: {}", path.display(), self.message);
+        }
+        self
+    }
+
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self

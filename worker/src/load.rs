@@ -78,7 +78,16 @@ fn load_on(context: &CudaContext, gguf: &Gguf) -> worker_cuda::Result<Model> {
         .load();
     bar.finish_and_clear();
     interrupt::watch_nothing();
-    loaded
+    loaded.map_err(|error| error.with_context(device_name(context)))
+}
+
+/// "the CPU" or "CUDA device 0", for errors.
+pub fn device_name(context: &CudaContext) -> String {
+    match context.info() {
+        Ok(info) if info.backend == Backend::Cuda => format!("CUDA device {}", info.ordinal),
+        Ok(info) if info.backend == Backend::Host => "the CPU".into(),
+        _ => "the device".into(),
+    }
 }
 
 fn bar() -> ProgressBar {

@@ -44,6 +44,12 @@ fn a_start_that_fails_exits_with_1() {
     let keys = keys.to_str().expect("UTF-8");
     let none = run(&["serve", "model.gguf", "--api-key-file", keys]);
     assert_fails(&none, 1, "has no key");
+    let model = model_that_answers("no-room.gguf", "a", None);
+    let args = ["serve", &model, "--backend", "host", "--memory-budget=1"];
+    let output = worker(&args).arg("--kv-tokens=20000000").output();
+    let output = output.expect("the worker starts");
+    assert_fails(&output, 1, &format!("{model}: the CPU: "));
+    assert_fails(&output, 1, "needs 2560016640 bytes, budget 1048576");
 }
 
 #[test]

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use worker_cuda::generate::Service;
 use worker_cuda::generate::service::{ModelEngine, Options, Pooling};
 use worker_cuda::{EngineOptions, Gguf, Model};
-use worker_orcd::serve::{Address, Metrics, ServedModel, Server};
+use worker_orcd::serve::ServedModel;
 
-use http::{Reply, Served, Setup, request, token};
+use http::{Running, Served, Setup, token};
 
 #[path = "support/http.rs"]
 mod http;
@@ -313,23 +313,11 @@ fn embeddings_of_a_tiny_model_are_those_of_numpy() {
         let service = Service::start(engine, None, Options::default()).expect("it starts");
         let mut served = ServedModel::new("tiny");
         served.pooling = Some(pooling);
-        let address = Address::Tcp(([127, 0, 0, 1], 0).into());
-        let metrics = Arc::new(Metrics::default());
-        let server = Server::bind(&address, service, served, Default::default(), metrics);
-        let server = server.expect("an address");
-        let (url, stop) = (server.url().expect("an address"), server.stop_handle());
-        let thread = std::thread::spawn(move || server.run());
+        let served = Running::of(service, served);
 
-        let address = url.strip_prefix("http://").expect("is TCP");
-        let mut client = std::net::TcpStream::connect(address).expect("it listens");
-        let asked = json!({ "model": "tiny", "input": tokens }).to_string();
-        let text = request(&format!("POST {PATH}"), &[], &asked);
-        std::io::Write::write_all(&mut client, text.as_bytes()).expect("it reads");
-        let answer = Reply::read(client).ok();
+        let answer = served.post(PATH, &json!({ "model": "tiny", "input": tokens }));
 
         // Of vectors of length 1. Activations are bf16 or better, keys and values f16.
-        assert_near(&vectors(&answer), &[unit(&of_states)], 5e-3);
-        stop.stop();
-        thread.join().expect("no panic").expect("it ends");
+        assert_near(&vectors(&answer.ok()), &[unit(&of_states)], 5e-3);
     }
 }

@@ -22,7 +22,7 @@ use super::keys::Keys;
 use super::log::line_writer;
 use super::metrics::Metrics;
 use super::models::{LoadModel, Loadable};
-use super::parameters::SamplingDefaults;
+use super::parameters::{MAX_PENALTY_TOKENS, SamplingDefaults};
 use super::server::{Address, Ended, Server, check_address};
 #[cfg(feature = "tls")]
 use super::{app::unix_seconds, tls::Tls};
@@ -186,7 +186,7 @@ pub fn run(args: &Args) -> Outcome {
     interrupt::install()?;
     let gguf = load::gguf(path)?;
     let template = template(args, &gguf)?;
-    let model = load::model(&args.device, &gguf)?;
+    let model = load::model(&args.device, &gguf).map_err(|failure| failure.in_file(path))?;
     let metrics = Arc::new(Metrics::default());
     let tenants = options.keys.tenant_count();
     let start = Start {
@@ -194,7 +194,8 @@ pub fn run(args: &Args) -> Outcome {
         metrics: Arc::clone(&metrics),
         reserves_queue: tenants > 1,
     };
-    let service = start.service(&model, template.clone())?;
+    let service = start.service(&model, template.clone());
+    let service = service.map_err(|failure| failure.in_file(path))?;
     let served = served(args, names(args, path), path, &model, template)?;
     options.loadable = loadables(&start, &served.names, &model)?;
     let memory = served.memory.clone();
@@ -248,7 +249,8 @@ impl Start {
         options.chat_template = template;
         options.observer = Some(Arc::clone(&self.metrics) as Arc<dyn service::Observer>);
         let engine = engine_options(&self.args, model)?;
-        Ok(Service::with_model(model, &engine, options)?)
+        let service = Service::with_model(model, &engine, options);
+        Ok(service.map_err(|error| error.with_context(load::device_name(model.context())))?)
     }
 }
 
@@ -592,12 +594,21 @@ fn pooling(args: &Args, gguf: &Gguf) -> Outcome<Option<Pooling>> {
 fn sampling(gguf: &Gguf) -> Outcome<SamplingDefaults> {
     let none = SamplingDefaults::default();
     let number = |key: &str| gguf.f32(&format!("general.sampling.{key}"));
+    // Writers of files store signed numbers; below 0 is no limit.
+    let count = |key: &str| -> Outcome<Option<i64>> {
+        let value = gguf.value(&format!("general.sampling.{key}"))?;
+        Ok(value.and_then(|value| value.as_i64()))
+    };
+    let last_n = count("penalty_last_n")?.filter(|last| *last > 0);
     Ok(SamplingDefaults {
         temperature: number("temp")?.unwrap_or(none.temperature),
         top_p: number("top_p")?.unwrap_or(none.top_p),
-        top_k: gguf.u32("general.sampling.top_k")?.unwrap_or(none.top_k),
+        top_k: count("top_k")?.map_or(none.top_k, |k| u32::try_from(k).unwrap_or(0)),
         min_p: number("min_p")?.unwrap_or(none.min_p),
         repetition_penalty: number("penalty_repeat")?.unwrap_or(none.repetition_penalty),
+        penalty_last_n: last_n.map_or(none.penalty_last_n, |last| {
+            last.min(MAX_PENALTY_TOKENS as i64) as u32
+        }),
     })
 }
 
@@ -616,6 +627,61 @@ mod tests {
         let message = late.expect_err("it is late").to_string();
         assert!(message.contains("not answered"), "{message}");
         within(Duration::MAX, || Ok(())).expect("in time");
+    }
+
+    /// A file with entries of four bytes: key, type and value.
+    fn file(entries: &[(&str, u32, [u8; 4])]) -> Gguf {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend([0u64, entries.len() as u64].map(u64::to_le_bytes).concat());
+        for (key, kind, value) in entries {
+            bytes.extend((key.len() as u64).to_le_bytes());
+            bytes.extend(key.as_bytes());
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(value);
+        }
+        Gguf::from_bytes(bytes).expect("a file")
+    }
+
+    #[test]
+    fn a_file_has_defaults_of_sampling() {
+        const SIGNED: u32 = 5;
+        const FLOAT: u32 = 6;
+        let none = sampling(&file(&[])).expect("defaults");
+        assert_eq!(none, SamplingDefaults::default());
+        let all = sampling(&file(&[
+            ("general.sampling.temp", FLOAT, 0.5f32.to_le_bytes()),
+            ("general.sampling.top_p", FLOAT, 0.75f32.to_le_bytes()),
+            ("general.sampling.min_p", FLOAT, 0.25f32.to_le_bytes()),
+            ("general.sampling.top_k", SIGNED, 40i32.to_le_bytes()),
+            (
+                "general.sampling.penalty_repeat",
+                FLOAT,
+                1.5f32.to_le_bytes(),
+            ),
+            (
+                "general.sampling.penalty_last_n",
+                SIGNED,
+                64i32.to_le_bytes(),
+            ),
+        ]));
+        let wanted = SamplingDefaults {
+            temperature: 0.5,
+            top_p: 0.75,
+            top_k: 40,
+            min_p: 0.25,
+            repetition_penalty: 1.5,
+            penalty_last_n: 64,
+        };
+        assert_eq!(all.expect("defaults"), wanted);
+        let unlimited = sampling(&file(&[
+            ("general.sampling.top_k", SIGNED, (-1i32).to_le_bytes()),
+            (
+                "general.sampling.penalty_last_n",
+                SIGNED,
+                (-1i32).to_le_bytes(),
+            ),
+        ]));
+        assert_eq!(unlimited.expect("defaults"), none);
     }
 
     #[test]

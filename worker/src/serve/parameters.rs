@@ -39,6 +39,8 @@ pub struct SamplingDefaults {
     pub min_p: f32,
     /// `general.sampling.penalty_repeat`, else 1: off.
     pub repetition_penalty: f32,
+    /// `general.sampling.penalty_last_n`, else 4,096.
+    pub penalty_last_n: u32,
 }
 
 impl Default for SamplingDefaults {
@@ -49,6 +51,7 @@ impl Default for SamplingDefaults {
             top_k: 0,
             min_p: 0.0,
             repetition_penalty: 1.0,
+            penalty_last_n: MAX_PENALTY_TOKENS as u32,
         }
     }
 }
@@ -220,7 +223,7 @@ fn sampling(fields: &mut Fields, app: &App) -> Result<Sampling> {
         .number("presence_penalty", -2.0..=2.0)?
         .unwrap_or(0.0);
     let last = fields.integer("penalty_last_n", 1..=MAX_PENALTY_TOKENS)?;
-    sampling.penalty_last_n = last.unwrap_or(MAX_PENALTY_TOKENS) as u32;
+    sampling.penalty_last_n = last.map_or(defaults.penalty_last_n, |last| last as u32);
     sampling.bias = bias(fields, app.service.limits().vocabulary_size)?;
     Ok(sampling)
 }

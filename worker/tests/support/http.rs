@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -126,12 +127,25 @@ impl Setup {
 }
 
 /// A running server.
-pub struct Served {
-    pub control: ScriptControl,
+pub struct Running {
     pub service: Service,
     pub url: String,
     stop: StopHandle,
     thread: Option<JoinHandle<Ended>>,
+}
+
+/// A running server of a scripted engine.
+pub struct Served {
+    pub control: ScriptControl,
+    running: Running,
+}
+
+impl Deref for Served {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.running
+    }
 }
 
 impl Served {
@@ -154,21 +168,51 @@ impl Served {
         let service =
             Service::start(engine, Some(tokenizer), setup.service).expect("the service starts");
         setup.model.template = Some(template);
-        let server = Server::bind(
-            &setup.address,
-            service.clone(),
-            setup.model,
-            setup.options,
-            metrics,
-        )
-        .expect("an address");
         Self {
             control,
+            running: Running::start(&setup.address, service, setup.model, setup.options, metrics),
+        }
+    }
+
+    /// Waits until it has ended.
+    pub fn ended(mut self) -> Ended {
+        self.running.join()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.control.release();
+    }
+}
+
+impl Running {
+    pub fn start(
+        address: &Address,
+        service: Service,
+        model: ServedModel,
+        options: Options,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let server = Server::bind(address, service.clone(), model, options, metrics);
+        let server = server.expect("an address");
+        Self {
             service,
             url: server.url().expect("an address"),
             stop: server.stop_handle(),
             thread: Some(std::thread::spawn(move || server.run().expect("it serves"))),
         }
+    }
+
+    /// On a free port of loopback.
+    pub fn of(service: Service, model: ServedModel) -> Self {
+        let address = Address::Tcp(([127, 0, 0, 1], 0).into());
+        Self::start(&address, service, model, Options::default(), Arc::default())
+    }
+
+    fn join(&mut self) -> Ended {
+        let thread = self.thread.take().expect("is running");
+        thread.join().expect("no panic")
     }
 
     pub fn stop(&self) {
@@ -177,8 +221,7 @@ impl Served {
 
     /// Waits until it has ended.
     pub fn ended(mut self) -> Ended {
-        let thread = self.thread.take().expect("is running");
-        thread.join().expect("no panic")
+        self.join()
     }
 
     fn address(&self) -> SocketAddr {
@@ -226,9 +269,8 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for Running {
     fn drop(&mut self) {
-        self.control.release();
         self.stop.stop();
         self.stop.stop();
         if let Some(thread) = self.thread.take()
