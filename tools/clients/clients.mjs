@@ -2,13 +2,13 @@
 // @ai-sdk/openai-compatible.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
-import { generateText, jsonSchema, streamText, tool } from "ai";
+import { embedMany, generateText, jsonSchema, streamText, tool } from "ai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 
 const [url, model] = process.argv.slice(2);
 const messages = [{ role: "user", content: "What is the capital of France?" }];
 const endless = [{ role: "user", content: "Count from one to one million." }];
-const cityOf = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
+const cityOf = { type: "object", properties: { city: { type: "string" } }, required: ["city"], additionalProperties: false };
 
 async function waitUntilIdle() {
   for (let attempt = 0; attempt < 600; attempt++) {
@@ -50,6 +50,15 @@ const cases = {
     const definition = { type: "function", function: { name: "get_weather", parameters: cityOf } };
     const answer = await client.chat.completions.create({ ...asked, tools: [definition] });
     assert.match(answer.choices[0].finish_reason, /^(stop|length|tool_calls)$/);
+    const forced = { ...asked, max_completion_tokens: 200, tools: [definition], tool_choice: "required" };
+    const choice = (await client.chat.completions.create(forced)).choices[0];
+    assert.equal(choice.finish_reason, "tool_calls");
+    assert.equal(typeof JSON.parse(choice.message.tool_calls[0].function.arguments).city, "string");
+  },
+  async "openai: embeddings"() {
+    const { data } = await client.embeddings.create({ model, input: ["one", "two"] });
+    const squares = data.map(({ embedding }) => embedding.reduce((sum, value) => sum + value * value, 0));
+    assert.ok(squares.length === 2 && squares.every((square) => Math.abs(square - 1) < 1e-4), String(squares));
   },
   async "openai: errors"() {
     const missing = client.chat.completions.create({ ...asked, model: "none" });
@@ -73,6 +82,14 @@ const cases = {
     const tools = { get_weather: tool({ description: "Get the weather", inputSchema: jsonSchema(cityOf) }) };
     const { finishReason } = await generateText({ ...sdk, tools });
     assert.match(finishReason, /^(stop|length|tool-calls)$/);
+    const forced = await generateText({ ...sdk, maxOutputTokens: 200, tools, toolChoice: "required" });
+    assert.equal(forced.finishReason, "tool-calls");
+    assert.equal(typeof forced.toolCalls[0].input.city, "string");
+  },
+  async "ai: embeddings"() {
+    const { embeddings } = await embedMany({ model: provider.textEmbeddingModel(model), values: ["one", "two"] });
+    assert.equal(embeddings.length, 2);
+    assert.equal(embeddings[0].length, embeddings[1].length);
   },
   async "ai: errors"() {
     await assert.rejects(generateText({ ...sdk, model: provider("none") }), (error) => error.statusCode === 404);

@@ -20,7 +20,9 @@ WEATHER = {
     "function": {
         "name": "get_weather",
         "description": "Get the weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False
+        },
     },
 }
 CASES = []
@@ -44,6 +46,14 @@ def raises(kind, status, call):
         expect(getattr(error, "status_code", status) == status, error)
         return error
     raise AssertionError(f"no {kind.__name__}")
+
+
+def expect_weather(choice):
+    """Of a choice that had to call a tool: it has, and the arguments are those of the schema."""
+    expect(choice.finish_reason == "tool_calls", choice)
+    for call in choice.message.tool_calls:
+        expect(call.function.name == "get_weather", call)
+        expect(isinstance(json.loads(call.function.arguments)["city"], str), call)
 
 
 def wait_until_idle():
@@ -96,6 +106,23 @@ def openai_cases():
         expect([chunk.choices[0].finish_reason for chunk in chunks][-1] in ("stop", "length"))
 
     @case
+    def embeddings():
+        texts = ["What is the capital of France?", "one two"]
+        answer = client.embeddings.create(model=MODEL, input=texts)  # asks for base64, and decodes it
+        expect([entry.index for entry in answer.data] == [0, 1], answer)
+        floats = client.embeddings.create(model=MODEL, input=texts[1], encoding_format="float").data[0].embedding
+        # Another batch has other orders of summation.
+        expect(max(abs(a - b) for a, b in zip(answer.data[1].embedding, floats, strict=True)) < 1e-3)
+        expect(abs(sum(value * value for value in floats) - 1) < 1e-4)
+        expect(len(client.embeddings.create(model=MODEL, input="one", dimensions=8).data[0].embedding) == 8)
+        raises(openai.BadRequestError, 400, lambda: client.embeddings.create(model=MODEL, input=""))
+
+    @case
+    def suffix():
+        error = raises(openai.BadRequestError, 400, lambda: client.completions.create(model=MODEL, prompt="a", suffix="b"))
+        expect(error.param == "suffix", error)
+
+    @case
     def responses():
         answer = client.responses.create(model=MODEL, input="What is the capital of France?", temperature=0)
         expect("Paris" in answer.output_text, answer)
@@ -115,6 +142,14 @@ def openai_cases():
         ]
         answer = client.chat.completions.create(**(asked | {"messages": history}), tools=[WEATHER])
         expect(answer.choices[0].finish_reason in ("stop", "length", "tool_calls"), answer)
+        forced = asked | {"max_completion_tokens": 200, "tools": [WEATHER], "tool_choice": "required"}
+        expect_weather(client.chat.completions.create(**forced).choices[0])
+        with client.chat.completions.stream(**forced) as stream:
+            expect_weather(stream.get_final_completion().choices[0])
+        call = {"type": "function", "name": "get_weather"}
+        function = {"type": "function", "strict": False, **WEATHER["function"]}
+        answer = client.responses.create(model=MODEL, input="Hello", tools=[function], tool_choice=call, temperature=0)
+        expect([item.name for item in answer.output if item.type == "function_call"] == ["get_weather"], answer)
 
     @case
     def errors():
@@ -167,6 +202,13 @@ def anthropic_cases():
         history = [*QUESTION, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
         answer = client.messages.create(**(asked | {"messages": history}), tools=[tool], system="Be brief.")
         expect(answer.stop_reason in ("end_turn", "max_tokens", "tool_use"), answer)
+        forced = asked | {"max_tokens": 200, "tools": [tool], "tool_choice": {"type": "any"}}
+        answer = client.messages.create(**forced)
+        with client.messages.stream(**forced) as stream:
+            for message in (answer, stream.get_final_message()):
+                uses = [block for block in message.content if block.type == "tool_use"]
+                expect(message.stop_reason == "tool_use" and uses, message)
+                expect(all(isinstance(use.input["city"], str) for use in uses), uses)
 
     @case
     def errors():
@@ -183,7 +225,7 @@ def anthropic_cases():
 
 def langchain_cases():
     from langchain_core.messages import HumanMessage
-    from langchain_openai import ChatOpenAI
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
     chat = ChatOpenAI(base_url=f"{URL}/v1", api_key="none", model=MODEL, temperature=0, max_tokens=24, max_retries=0)
 
@@ -199,6 +241,16 @@ def langchain_cases():
     def tools():
         answer = chat.bind_tools([WEATHER]).invoke("What is the weather in Paris?")
         expect(answer.response_metadata["finish_reason"] in ("stop", "length", "tool_calls"), answer)
+        forced = chat.model_copy(update={"max_tokens": 200}).bind_tools([WEATHER], tool_choice="required")
+        calls = forced.invoke("What is the weather in Paris?").tool_calls
+        expect(calls and all(isinstance(call["args"]["city"], str) for call in calls), calls)
+
+    @case
+    def embeddings():
+        # Without its own tokenizer, which is that of OpenAI's models.
+        options = {"model": MODEL, "check_embedding_ctx_length": False}
+        vectors = OpenAIEmbeddings(base_url=f"{URL}/v1", api_key="none", **options).embed_documents(["one", "two"])
+        expect(len(vectors) == 2 and len(vectors[0]) == len(vectors[1]))
 
     @case
     def errors():
@@ -233,6 +285,14 @@ def litellm_cases():
     def tools():
         answer = litellm.completion(**asked, tools=[WEATHER])
         expect(answer.choices[0].finish_reason in ("stop", "length", "tool_calls"), answer)
+        forced = asked | {"max_tokens": 200, "tools": [WEATHER], "tool_choice": "required"}
+        expect_weather(litellm.completion(**forced).choices[0])
+
+    @case
+    def embeddings():
+        options = {key: asked[key] for key in ("model", "api_base", "api_key")}
+        answer = litellm.embedding(input=["one", "two"], encoding_format="float", **options)
+        expect([entry["index"] for entry in answer.data] == [0, 1], answer)
 
     @case
     def errors():

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Drives the page of a server in Chromium: page.py URL [PID]. It keeps a conversation, shows errors, chats, stops an
-answer, and logs no error; when the server with this process id has ended, it shows that."""
+answer, loads and unloads the model "second", and logs no error; when the server with this process id has ended, it shows that."""
 
 import os
 import signal
@@ -43,8 +43,12 @@ def check_history(page):
     refusal = {"error": {"message": "this role has no path"}}
     page.route("**/health", lambda route: route.fulfill(status=403, json=refusal))
     expect(page.locator("#state")).to_have_text("this role has no path")
+
+    failed = {"status": "unavailable", "state": "failed", "model": "m", "running": 0, "waiting": 0}
+    page.route("**/health", lambda route: route.fulfill(status=503, json=failed))
+    expect(page.locator("#state[data-ok=false]")).to_have_text("failed")
     page.close()
-    print("ok  page: history and errors")
+    print("ok  page: history, errors, and an engine that has failed")
 
 
 with sync_playwright() as playwright:
@@ -74,6 +78,21 @@ with sync_playwright() as playwright:
     expect(page.locator("#state")).to_have_text("ready")
     assert page.locator(".error").count() == 0
     print("ok  page: stop")
+
+    model = page.locator("#models li")
+    expect(model).to_contain_text("second: unloaded")
+    page.evaluate("""() => {
+        window.shares = [];
+        const progress = document.querySelector("#models progress");
+        new MutationObserver(() => window.shares.push(progress.value)).observe(progress, { attributeFilter: ["value"] });
+    }""")
+    model.locator("button").click()
+    expect(model).to_contain_text("second: ready")
+    shares = page.evaluate("window.shares")
+    assert shares == sorted(shares) and shares[-1] == 1, shares
+    model.locator("button").click()
+    expect(model).to_contain_text("second: unloaded")
+    print("ok  page: a model is loaded and unloaded")
 
     page.evaluate("fetch('http://example.invalid/').catch(() => {})")
     assert any("Content Security Policy" in problem for problem in problems), problems

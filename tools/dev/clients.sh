@@ -31,13 +31,14 @@ need_clients() {
   fi
 }
 
-# with_server MODEL COMMAND…: runs it with the address of a server, whose process is SERVER.
+# with_server MODEL COMMAND…: runs it with the address of a server, whose process is SERVER. It can load the model
+# once more, as "second".
 with_server() {
   local model=$1 line
   shift
   [ -e "$model" ] || die "$model is missing; cargo test makes it"
   exec 3< <(exec "$TARGET/debug/worker-orcd" serve "$model" --backend host --alias "$CLIENT_MODEL" --port 0 \
-    --context 2048 --kv-tokens 8192 --log off)
+    --context 2048 --kv-tokens 8192 --log off --pooling mean --loadable "second=$model" --worker-id clients)
   SERVER=$!
   trap "kill $SERVER 2>/dev/null || true" EXIT
   read -r line <&3 || die "the server has not started"

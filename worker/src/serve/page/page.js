@@ -62,15 +62,54 @@ function show(health, metrics) {
   element("memory-text").textContent = parts.length ? `${bytes(used)}: ${parts.join(", ")}` : "unknown";
 }
 
+// The models that can be loaded, besides the first one.
+const others = new Map();
+
+function showModels(list) {
+  for (const { id, state } of list.slice(1)) {
+    if (!others.has(id)) others.set(id, addModel(id));
+    const { label, button, progress } = others.get(id);
+    label.textContent = `${id}: ${state} `;
+    button.textContent = state === "ready" ? "Unload" : "Load";
+    button.disabled = !["ready", "unloaded"].includes(state);
+    progress.hidden = state !== "loading";
+  }
+}
+
+function addModel(id) {
+  const [item, label, button, progress] = ["li", "span", "button", "progress"].map((name) => document.createElement(name));
+  item.append(label, button, " ", progress);
+  element("models").append(item);
+  button.addEventListener("click", async () => {
+    const action = button.textContent.toLowerCase();
+    progress.removeAttribute("value");
+    try {
+      const path = `v1/models/${encodeURIComponent(id)}/${action}`;
+      const response = await fetch(path, { method: "POST", headers: headers() });
+      if (!response.ok) throw new Error((await response.json()).error.message);
+      if (action === "unload") return;
+      for await (const data of events(response.body)) {
+        const { error, done_bytes, total_bytes } = JSON.parse(data);
+        if (error) throw new Error(error.message);
+        if (total_bytes) progress.value = done_bytes / total_bytes;
+      }
+    } catch (error) {
+      add("error", error.message);
+    }
+  });
+  return { label, button, progress };
+}
+
 async function look() {
   try {
-    const [health, metrics] = await Promise.all(
-      ["health", "metrics"].map((path) => fetch(path, { headers: headers() })),
+    const [health, metrics, models] = await Promise.all(
+      ["health", "metrics", "v1/models"].map((path) => fetch(path, { headers: headers() })),
     );
     // Without a model in it, it is an error.
     const refused = [health, metrics].find((reply) => !reply.ok && reply.status !== 503);
     if (refused) showState((await refused.json()).error.message, false);
     else show(await health.json(), parse(await metrics.text()));
+    if (models.ok) showModels((await models.json()).data);
   } catch {
     showState("no answer", false);
   }
