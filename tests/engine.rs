@@ -445,6 +445,74 @@ fn saved_sequences_continue_after_they_are_restored() {
 }
 
 #[test]
+fn copies_of_sequences_end_in_any_order_on_any_thread_while_the_engine_runs() {
+    let model = tiny();
+    let mut engine = Engine::new(&model, &options().kv_tokens(8 * 64)).unwrap();
+    let page_bytes = 64 * engine.info().unwrap().kv_token_bytes as usize;
+    let memory = || model.context().alloc_pinned::<u8>(2 * page_bytes).unwrap();
+    let prompt: Vec<Token> = (0..100).map(|i| i % 60).collect();
+    let sequence = engine.create_sequence().unwrap();
+    run(&mut engine, Row::tokens(&sequence, &prompt[..64]));
+    run(&mut engine, Row::tokens(&sequence, &prompt[64..]));
+
+    let copies: Vec<_> = (0..6)
+        .map(|_| engine.save(&sequence, memory()).unwrap())
+        .collect();
+    let expected = greedy(&mut engine, &sequence, &[5], 4);
+    let context = model.context().clone();
+    let saved: Vec<PinnedBuffer<u8>> = std::thread::scope(|scope| {
+        let waits = copies.into_iter().rev();
+        let waits: Vec<_> = waits.map(|copy| scope.spawn(|| copy.wait())).collect();
+        scope.spawn(move || (0..20).for_each(|_| drop(context.alloc_pinned::<u8>(page_bytes))));
+        let other = engine.create_sequence().unwrap();
+        greedy(&mut engine, &other, &[7, 8], 20);
+        let ends = waits.into_iter().map(|wait| wait.join().unwrap().unwrap());
+        ends.collect()
+    });
+    drop(sequence);
+    assert!(saved.iter().all(|memory| memory[..] == saved[0][..]));
+
+    // Memory that is dropped or forgotten while it is copied from is not used by others before the end.
+    for (number, memory) in saved.into_iter().enumerate() {
+        let sequence = engine.create_sequence().unwrap();
+        let copy = engine.restore(&sequence, &prompt, memory).unwrap();
+        match number % 3 {
+            0 => drop(copy),
+            1 => forget::forget(copy),
+            _ => drop(std::thread::spawn(|| copy.wait().unwrap()).join().unwrap()),
+        }
+        let mut others = model.context().alloc_pinned::<u8>(2 * page_bytes).unwrap();
+        others.fill(0xff);
+        assert_eq!(greedy(&mut engine, &sequence, &[5], 4), expected);
+    }
+}
+
+#[test]
+fn copies_outlive_the_engine_the_model_and_other_copies() {
+    let context = host();
+    let gguf = Gguf::open(models::tiny_path()).unwrap();
+    let model = Model::load(&context, &gguf).unwrap();
+    let mut engine = Engine::new(&model, &options()).unwrap();
+    let page_bytes = 64 * engine.info().unwrap().kv_token_bytes as usize;
+    let memory = || context.alloc_pinned::<u8>(page_bytes).unwrap();
+    let sequence = engine.create_sequence().unwrap();
+    run(&mut engine, Row::tokens(&sequence, &[1, 2, 3]));
+    let first = engine.save(&sequence, memory()).unwrap();
+    let second = engine.save(&sequence, memory()).unwrap();
+    let saved = first.wait().unwrap();
+    let restored = engine.create_sequence().unwrap();
+    let third = engine.restore(&restored, &[1, 2, 3], saved).unwrap();
+
+    drop(model);
+    drop((sequence, restored));
+    drop(second);
+    drop(engine);
+    assert!(third.wait().unwrap().iter().any(|&byte| byte != 0));
+
+    assert!(context.ledger().unwrap().is_empty());
+}
+
+#[test]
 fn calls_on_sequences_act_after_the_steps_in_flight() {
     let mut engine = engine();
     let sequence = engine.create_sequence().unwrap();

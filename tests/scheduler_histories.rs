@@ -1,4 +1,4 @@
-//! Random histories of a scheduler on a simulated engine, with faults, latencies and cancels. After each
+//! Random histories of a scheduler on a simulated engine, and on that of the host, with faults, latencies and cancels. After each
 //! call: budgets and limits are kept, engine and scheduler agree on every page, texts are those of a
 //! request alone, and each request ends once.
 //!
@@ -14,19 +14,27 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use worker_cuda::scheduler::{
     Config, Costs, EndReason, Event, EventKind, MAX_PRIORITY, PageSharing, Plan, Request,
-    RequestId, Row, RowOutcome, Salt, Scheduler, StepOutcome, Token,
+    RequestId, Row, RowOutcome, Salt, Scheduler, Stats, StepOutcome, Token,
 };
 
+#[cfg(feature = "text")]
+#[path = "support/host_engine.rs"]
+mod host_engine;
+#[cfg(feature = "text")]
+#[path = "support/models.rs"]
+mod models;
 #[path = "support/simulated_engine.rs"]
 mod simulated_engine;
 use simulated_engine::{Finished, SimulatedEngine, VOCABULARY, solo_token};
 
-const SEQUENCE_TOKENS: u32 = 40;
 const END_TOKEN: Token = VOCABULARY - 1;
 
 #[derive(Clone, Debug)]
 struct Setup {
     page_tokens: u32,
+    sequence_tokens: u32,
+    /// Prompts and answers are so many times as long.
+    scale: u32,
     page_count: u32,
     max_sequences: u32,
     extra_budget: u32,
@@ -98,6 +106,8 @@ fn setups() -> impl Strategy<Value = Setup> {
             )| {
                 Setup {
                     page_tokens,
+                    sequence_tokens: 40,
+                    scale: 1,
                     page_count,
                     max_sequences,
                     extra_budget: extra,
@@ -194,10 +204,10 @@ impl Seen {
     }
 }
 
-struct World {
+struct World<E> {
     setup: Setup,
     scheduler: Scheduler,
-    engine: SimulatedEngine,
+    engine: E,
     now: Duration,
     seen: HashMap<RequestId, Seen>,
     order: Vec<RequestId>, // as submitted
@@ -209,15 +219,89 @@ struct World {
     plans: Vec<Plan>,
 }
 
-impl World {
-    fn new(setup: &Setup) -> Self {
+/// An engine on which histories are played.
+trait TestEngine {
+    /// Carries out a plan. `fault` is asked for the outcome of each row that should not end well, and the whole
+    /// step fails if `fails`.
+    fn execute(
+        &mut self,
+        plan: &Plan,
+        salt_of: &dyn Fn(RequestId) -> u32,
+        fault: &mut dyn FnMut(&Row) -> Option<RowOutcome>,
+        fails: bool,
+    );
+
+    /// Requests whose sequences the last plan saves, and that could not be kept.
+    fn lost_saves(&mut self) -> Vec<RequestId>;
+
+    /// Forgets what was saved of a request.
+    fn lose_saved(&mut self, request: RequestId);
+
+    /// Waits for the oldest step: its number, how long it ran, and its outcome.
+    fn wait(&mut self) -> (u64, Duration, Finished);
+
+    /// Compares pages and sequences with what the scheduler believes.
+    fn check(&self, stats: &Stats, is_live: &dyn Fn(RequestId) -> bool);
+
+    /// The token that follows a text that is computed alone.
+    fn solo_token(&mut self, text: &[Token]) -> Token;
+
+    fn saved_count(&self) -> usize;
+}
+
+impl TestEngine for SimulatedEngine {
+    fn execute(
+        &mut self,
+        plan: &Plan,
+        salt_of: &dyn Fn(RequestId) -> u32,
+        fault: &mut dyn FnMut(&Row) -> Option<RowOutcome>,
+        fails: bool,
+    ) {
+        self.execute(plan, salt_of, fault, fails);
+    }
+
+    fn lost_saves(&mut self) -> Vec<RequestId> {
+        Vec::new()
+    }
+
+    fn lose_saved(&mut self, request: RequestId) {
+        self.lose_saved(request);
+    }
+
+    fn wait(&mut self) -> (u64, Duration, Finished) {
+        self.wait()
+    }
+
+    fn check(&self, stats: &Stats, is_live: &dyn Fn(RequestId) -> bool) {
+        self.check(stats, is_live);
+    }
+
+    fn solo_token(&mut self, text: &[Token]) -> Token {
+        solo_token(text)
+    }
+
+    fn saved_count(&self) -> usize {
+        self.saved_count()
+    }
+}
+
+impl World<SimulatedEngine> {
+    fn simulated(setup: &Setup) -> Self {
+        Self::new(setup, |_, costs| {
+            SimulatedEngine::new(setup.page_tokens, setup.page_count, costs)
+        })
+    }
+}
+
+impl<E: TestEngine> World<E> {
+    fn new(setup: &Setup, engine: impl FnOnce(&Config, Costs) -> E) -> Self {
         let mut config = Config::host(setup.page_count);
         config.page_tokens = setup.page_tokens;
         config.max_sequences = setup.max_sequences;
         // A budget whose quarter is a page, or more.
         config.token_budget =
             (4 * setup.page_tokens).max(2 * setup.max_sequences) + setup.extra_budget;
-        config.max_sequence_tokens = SEQUENCE_TOKENS;
+        config.max_sequence_tokens = setup.sequence_tokens;
         config.max_queued = setup.max_queued;
         config.max_queued_tokens = setup.max_queued_tokens;
         config.max_tenants = 3;
@@ -231,12 +315,13 @@ impl World {
             prefill_token: Duration::from_micros(600),
             restore_page: Duration::from_micros(1500),
         };
+        let engine = engine(&config, costs);
         let mut scheduler = Scheduler::new(config).unwrap();
         scheduler.set_costs(costs);
         Self {
             setup: setup.clone(),
             scheduler,
-            engine: SimulatedEngine::new(setup.page_tokens, setup.page_count, costs),
+            engine,
             now: Duration::ZERO,
             seen: HashMap::new(),
             order: Vec::new(),
@@ -280,7 +365,9 @@ impl World {
     }
 
     fn context_tokens(&self) -> u32 {
-        SEQUENCE_TOKENS.min(self.setup.page_count * self.setup.page_tokens)
+        self.setup
+            .sequence_tokens
+            .min(self.setup.page_count * self.setup.page_tokens)
     }
 
     fn live(&self, at: usize) -> Option<RequestId> {
@@ -307,7 +394,13 @@ impl World {
     }
 
     fn submit(&mut self, submission: &Submission) {
-        let length = submission.prompt_tokens;
+        let (scale, max_tokens) = (self.setup.scale, submission.max_tokens);
+        let length = submission.prompt_tokens * scale;
+        let submission = &Submission {
+            prompt_tokens: length,
+            max_tokens: max_tokens.map(|count| count * scale),
+            ..submission.clone()
+        };
         // Alike up to two thirds; the last token differs by tenant.
         let mut prompt: Vec<Token> = (0..length)
             .map(|i| (i * 7 + submission.family * (i / 13 + 1)) % VOCABULARY)
@@ -388,7 +481,7 @@ impl World {
 
         let seen = &self.seen;
         let fail_row = &mut self.fail_row;
-        let fault = |_: &Row| match fail_row {
+        let mut fault = |_: &Row| match fail_row {
             Some((0, outcome)) => {
                 let outcome = *outcome;
                 *fail_row = None;
@@ -402,7 +495,10 @@ impl World {
         };
         let fails = std::mem::take(&mut self.fail_step);
         self.engine
-            .execute(&plan, |id| seen[&id].submission.salt, fault, fails);
+            .execute(&plan, &|id| seen[&id].submission.salt, &mut fault, fails);
+        for request in self.engine.lost_saves() {
+            self.scheduler.lose_saved(request);
+        }
         for save in plan.saves() {
             self.save_count += 1;
             if self.setup.loses_saves && self.save_count.is_multiple_of(2) {
@@ -411,7 +507,7 @@ impl World {
             }
         }
         self.engine
-            .check(&self.scheduler.stats(), |id| seen[&id].ended.is_none());
+            .check(&self.scheduler.stats(), &|id| seen[&id].ended.is_none());
         if !plan.rows().is_empty() {
             for row in plan.rows() {
                 let seen = self.seen.get_mut(&row.request).unwrap();
@@ -474,7 +570,10 @@ impl World {
             );
             let drawn = seen.generated() + seen.sampling;
             assert!(!row.samples || drawn < seen.allowed, "not allowed yet");
-            assert!(end <= SEQUENCE_TOKENS, "longer than a sequence may be");
+            assert!(
+                end <= self.setup.sequence_tokens,
+                "longer than a sequence may be"
+            );
             let is_new = seen.sequence != Some(row.sequence);
             if row.token_count == 1 && end > seen.submission.prompt_tokens && !is_new {
                 decode_rows += 1;
@@ -625,7 +724,7 @@ impl World {
                     assert_eq!(index, seen.generated());
                     assert_eq!(
                         token,
-                        solo_token(&seen.text),
+                        self.engine.solo_token(&seen.text),
                         "the text of the request alone"
                     );
                     let (plan, outcomes) = step.expect("tokens come from steps");
@@ -646,7 +745,8 @@ impl World {
                             assert_eq!(seen.text.len() as u32, context_tokens + 1);
                         }
                         EndReason::EndToken(token) => {
-                            assert_eq!((token, token), (END_TOKEN, solo_token(&seen.text)));
+                            let alone = self.engine.solo_token(&seen.text);
+                            assert_eq!((token, token), (END_TOKEN, alone));
                         }
                         EndReason::EngineFault => assert_eq!(seen.faults, 2),
                         _ => {}
@@ -658,6 +758,13 @@ impl World {
             }
         }
         started
+    }
+
+    fn play(&mut self, ops: &[Op]) {
+        for op in ops {
+            self.run(op);
+        }
+        self.finish();
     }
 
     /// Without further trouble all requests end, and nothing is left.
@@ -697,12 +804,9 @@ impl World {
     }
 }
 
-fn play(setup: &Setup, ops: &[Op]) -> World {
-    let mut world = World::new(setup);
-    for op in ops {
-        world.run(op);
-    }
-    world.finish();
+fn play(setup: &Setup, ops: &[Op]) -> World<SimulatedEngine> {
+    let mut world = World::simulated(setup);
+    world.play(ops);
     world
 }
 
@@ -766,5 +870,40 @@ proptest! {
         };
         let alone = ends(PageSharing::None);
         prop_assert_eq!(&ends(PageSharing::Cached), &alone);
+    }
+}
+
+#[cfg(feature = "text")]
+mod on_the_host {
+    use super::*;
+    use host_engine::HostEngine;
+    use worker_cuda::Purpose;
+
+    proptest! {
+        #![proptest_config(histories(60, 15))]
+
+        /// The same histories, with longer texts. Scheduler and engine agree on pages, and the ledger is as before.
+        #[test]
+        fn histories_on_the_host_engine_keep_the_rules(setup in setups(), ops in vec(ops(), 0..50)) {
+            let page_count = 6 + setup.page_count % 5;
+            let setup = Setup {
+                page_tokens: 64,
+                sequence_tokens: 256,
+                scale: 7,
+                page_count,
+                max_sequences: setup.max_sequences + 3,
+                max_queued_tokens: u64::from(4 * page_count * 64),
+                loses_saves: false,
+                page_sharing: PageSharing::Cached,
+                ..setup
+            };
+            let model = models::tiny();
+            let memory = || model.context().memory(Purpose::Any).unwrap().current_bytes;
+            let before = memory();
+            let mut world = World::new(&setup, |config, _| HostEngine::new(&model, config));
+            world.play(&ops);
+            drop(world);
+            prop_assert_eq!(memory(), before);
+        }
     }
 }

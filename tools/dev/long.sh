@@ -18,6 +18,8 @@ long_steps() {
   step "old callers of a library whose structs have grown" cuda/tests/abi/grown.sh "$TARGET/grown"
   step_unless_unchanged "scheduler, 10 million histories" \
     "$(fingerprint src/scheduler tests/scheduler_histories.rs tests/support/simulated_engine.rs)" scheduler_histories
+  step_unless_unchanged "scheduler on the host's engine, 20,000 histories" \
+    "$(fingerprint src/scheduler src/llm cuda/src/llm tests/scheduler_histories.rs tests/support)" host_histories
   step_unless_unchanged "200 answers under ten schemas" \
     "$(fingerprint src/llm/generate src/scheduler cuda/src/llm tests/constraints.rs)" rule_generations
   step "package" package_twice
@@ -94,6 +96,11 @@ transcript_executions() {
 scheduler_histories() {
   SCHEDULER_HISTORIES=5000000 cargo_tested test -p worker-cuda --release --quiet --no-default-features \
     --features scheduler --test scheduler_histories history_keeps
+}
+
+host_histories() {
+  SCHEDULER_HISTORIES=20000 cargo_tested test -p worker-cuda --release --quiet --no-default-features \
+    --features scheduler,text --test scheduler_histories on_the_host
 }
 
 # The package is complete and small: unpacked elsewhere, it builds and packages itself twice over. The

@@ -103,6 +103,17 @@ pub struct SampledRow<'a> {
     pub index: u32,
 }
 
+impl<'a> SampledRow<'a> {
+    /// All of it.
+    pub fn new(sampling: &'a Sampling, prompt_tokens: u32, index: u32) -> Self {
+        Self {
+            sampling,
+            prompt_tokens,
+            index,
+        }
+    }
+}
+
 /// Outcomes of one step, in the order of its rows.
 #[derive(Debug, Default)]
 pub struct StepResults {

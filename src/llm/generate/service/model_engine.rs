@@ -7,7 +7,7 @@ use super::engine::{EngineLimits, RowSource, StepEngine, StepResults};
 use super::saved::SavedSequences;
 use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result};
-use crate::llm::engine::{Engine, Sequence, Ticket};
+use crate::llm::engine::{Engine, EngineInfo, Sequence, Ticket};
 use crate::llm::model::Model;
 use crate::llm::plan::{EngineOptions, KvType};
 use crate::llm::step::{LateRow, Row, RowStatus, Step, StepOutput};
@@ -110,6 +110,11 @@ impl ModelEngine {
         })
     }
 
+    /// Sizes of the engine, and what its KV cache holds.
+    pub fn info(&self) -> Result<EngineInfo> {
+        self.engine.as_ref().ok_or_else(no_engine)?.info()
+    }
+
     /// Drops all sequences. An engine that is in order afterwards is used again, otherwise replaced.
     fn reset(&mut self) -> Result<()> {
         self.sequences.fill_with(|| None);
@@ -119,10 +124,11 @@ impl ModelEngine {
                 // It fails like the step before it.
                 let _ = engine.wait_into(step.ticket, None, &mut self.output);
             }
+            // After a step that failed by itself no page has a key.
             is_usable = engine.drain().is_ok()
-                && engine
-                    .info()
-                    .is_ok_and(|info| info.kv_free_page_count == info.kv_page_count);
+                && engine.info().is_ok_and(|info| {
+                    info.kv_free_page_count == info.kv_page_count && info.kv_cached_page_count == 0
+                });
         }
         if !is_usable {
             self.engine = None; // its memory is needed for the new one

@@ -148,11 +148,7 @@ impl SampledRows {
 impl RowSource for SampledRows {
     fn sampled(&self, row: &Row) -> SampledRow<'_> {
         let sampled = &self.sampled[&row.request];
-        SampledRow {
-            sampling: &sampled.sampling,
-            prompt_tokens: sampled.prompt_tokens,
-            index: sampled.index,
-        }
+        SampledRow::new(&sampled.sampling, sampled.prompt_tokens, sampled.index)
     }
 
     fn hidden_state(&self, row: &Row) -> Option<HiddenState> {
