@@ -10,8 +10,8 @@ command_test() {
     *) die "usage: ./dev test [--long | --stress]" ;;
   esac
   unset WORKER_CUDA_BUILD WORKER_CUDA_ARCHS WORKER_CUDA_NATIVE_DIR CUDAARCHS VIRTUAL_ENV
-  # Incremental compilation doubles the work of a first build.
-  export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
+  # Incremental compilation doubles the work of a first build. A failed assertion names its line without debug information.
+  export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false
   source tools/dev/lint.sh
   source tools/dev/fuzz.sh
   source tools/dev/stress.sh
