@@ -126,6 +126,7 @@ fn run_cmake(toolkit: Option<&Toolkit>) -> Result<PathBuf, String> {
         definition("CMAKE_INSTALL_PREFIX", &prefix),
         definition("CMAKE_INSTALL_LIBDIR", "lib"),
         definition("WCUDA_BUILD_TESTS", "OFF"),
+        definition("WCUDA_COMPILE_LIBRARY_BY_FOLDER", "ON"),
         definition("WCUDA_CUDA", if toolkit.is_some() { "ON" } else { "OFF" }),
     ];
     if let Some(toolkit) = toolkit {

@@ -17,6 +17,7 @@ lint_steps() {
   step "native build" native_host
   step "symbols" lint_symbols "$NATIVE/host/libworker_cuda.a"
   local changed
+  step "compile commands" native_files
   changed=$(comm -12 <(clang_tidy_sources | sort) <(changed_files))
   if [ -n "$changed" ]; then step "clang-tidy of changed files" clang_tidy $changed; fi
 }
@@ -34,7 +35,7 @@ clang_tidy_sources() { host_sources | grep -vE 'kernels_[a-z0-9]+\.cpp$|host_til
 # clang_tidy FILE…: with the checks of .clang-tidy, as the host configuration compiles them.
 clang_tidy() {
   python_tools clang-tidy clang-tidy==18.1.8
-  printf '%s\0' "$@" | xargs -0 -n 4 -P "$JOBS" "$CACHE/python/clang-tidy/bin/clang-tidy" -p "$NATIVE/host" \
+  printf '%s\0' "$@" | xargs -0 -n 4 -P "$JOBS" "$CACHE/python/clang-tidy/bin/clang-tidy" -p "$NATIVE/files" \
     --quiet --warnings-as-errors='*'
 }
 

@@ -8,10 +8,10 @@ mutants.py run --list LIST --build FOLDER --work FOLDER [--jobs N] [--seconds N]
 mutants.py check
     Reads tools/dev/mutants.toml, and checks that the code still has each line it names. Part of ./dev lint.
 
-FOLDER is the finished build of the host configuration (Ninja) and stays unchanged: a job compiles the changed file
-alone, links the tests with that object in front of the archive, and runs them: first the suites of the same room
-(cuda/tests mirrors cuda/src), then all others. A mutant that does not compile does not count. Neither does one that is
-equivalent: its object is identical to the original's, or tools/dev/mutants.toml lists it with the reason.
+FOLDER is a finished build of the host configuration (Ninja), each file of the library alone, and stays unchanged: a job
+compiles the changed file, links the tests with that object in front of the archive, and runs them: first the suites of
+the same room (cuda/tests mirrors cuda/src), then all others. A mutant that does not compile does not count. Neither does
+one that is equivalent: its object is identical to the original's, or tools/dev/mutants.toml lists it with the reason.
 """
 
 import argparse

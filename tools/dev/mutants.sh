@@ -12,6 +12,7 @@ command_mutants() {
   export WCUDA_TEST_MODEL=$DEMO_MODEL
   local begin=$EPOCHREALTIME
   step "native build" native_host
+  step "compile commands" native_files
   mutants_steps "$@"
   summary "$begin"
 }
@@ -36,9 +37,10 @@ mutants_native() {
   local seconds=$1 work=$TARGET/mutants/native
   shift
   python_tools mutants universalmutator==1.14.1
+  cmake --build "$NATIVE/files" --parallel "$JOBS" --target wcuda_tests
   python3 tools/dev/mutants.py list --mutate "$CACHE/python/mutants/bin/mutate" --list "$work/list.jsonl" "$@"
   rm -f "$work/results.jsonl"
-  python3 tools/dev/mutants.py run --list "$work/list.jsonl" --build "$NATIVE/host" --work "$work" --jobs "$JOBS" \
+  python3 tools/dev/mutants.py run --list "$work/list.jsonl" --build "$NATIVE/files" --work "$work" --jobs "$JOBS" \
     --seconds "$seconds" --seed "${MUTANTS_SEED:-1}" --results "$work/results.jsonl"
 }
 

@@ -14,21 +14,27 @@ native_configure() {
   echo "$settings" >"$folder/settings.txt"
 }
 
-# Host backend with its tests and benches, installed in target/native/host/prefix for the Rust tests to link.
+# Host backend with its tests and benches, installed in target/native/host/prefix for the Rust tests to link. Most folders
+# of the library are one translation unit each, as in Cargo's build.
 native_host() {
   native_configure host -DCMAKE_BUILD_TYPE=Release -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=ON \
-    -DWCUDA_BUILD_BENCH=ON
+    -DWCUDA_BUILD_BENCH=ON -DWCUDA_COMPILE_LIBRARY_BY_FOLDER=ON
   cmake --build "$NATIVE/host" --parallel "$JOBS"
   cmake --install "$NATIVE/host"
 }
 
-# The files of cuda/src that the host configuration compiles.
+# The host backend with each file of the library alone: configured for its compile commands, built for mutants.
+native_files() {
+  native_configure files -DCMAKE_BUILD_TYPE=Release -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=ON
+}
+
+# The files of cuda/src that the host configuration compiles; after native_files.
 host_sources() {
   python3 -c '
 import json, sys
 root = sys.argv[1] + "/"
 files = {row["file"].removeprefix(root) for row in json.load(open(sys.argv[2]))}
-print(*sorted(name for name in files if name.startswith("cuda/src/")), sep="\n")' "$ROOT" "$NATIVE/host/compile_commands.json"
+print(*sorted(name for name in files if name.startswith("cuda/src/")), sep="\n")' "$ROOT" "$NATIVE/files/compile_commands.json"
 }
 
 # native_cuda ARCHS: with CUDA, the tests and the benches.

@@ -13,7 +13,7 @@
 using namespace wcuda;
 using namespace wcuda::api;
 
-namespace {
+namespace wcuda::api {
 
 struct EngineObject {
   std::shared_ptr<engine::Engine> engine;
@@ -25,7 +25,7 @@ struct SequenceObject {
   std::shared_ptr<engine::Sequence> sequence;
 };
 
-}  // namespace
+}  // namespace wcuda::api
 
 template <>
 struct wcuda::api::HandleOf<wcuda_engine> : HandleTo<Kind::kEngine, EngineObject> {};

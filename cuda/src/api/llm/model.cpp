@@ -14,13 +14,13 @@
 using namespace wcuda;
 using namespace wcuda::api;
 
-namespace {
+namespace wcuda::api {
 
 struct Cancel {
   std::atomic<bool> triggered{false};
 };
 
-}  // namespace
+}  // namespace wcuda::api
 
 template <>
 struct wcuda::api::HandleOf<wcuda_cancel> : HandleTo<Kind::kCancel, Cancel> {};

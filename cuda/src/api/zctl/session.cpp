@@ -49,12 +49,12 @@ class CallerRecorder final : public zctl::Recorder {
   bool is_open_ = false;
 };
 
+}  // namespace
+
 struct ZctlSession {
   std::unique_ptr<zctl::Session> session;
   Exclusive exclusive;
 };
-
-}  // namespace
 
 template <>
 struct HandleOf<wcuda_zctl_session> : HandleTo<Kind::kZctlSession, ZctlSession> {};
