@@ -667,6 +667,50 @@ fn a_client_that_leaves_ends_its_request() {
 }
 
 #[test]
+fn a_client_that_leaves_the_queue_is_never_computed() {
+    let served = Served::with(|setup| setup.limits.max_sequences = 1);
+    served.control.hold();
+    let first = served.begin(CHAT, &say("hi"));
+    served.wait_for_running(1);
+    for stream in [false, true] {
+        let queued = served.begin(CHAT, &with(say("on"), "stream", stream.into()));
+        while served.service.stats().waiting != 1 {
+            std::thread::yield_now();
+        }
+        drop(queued);
+        while served.service.stats().waiting != 0 {
+            std::thread::yield_now();
+        }
+    }
+    served.control.release();
+    Reply::read(first).ok();
+    let stats = served.service.stats();
+    assert_eq!((stats.generated_tokens, stats.held_pages), (2, 0));
+    assert_still_serves(&served);
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_left() {
+    let served = Served::with(|setup| {
+        setup.endless();
+        setup.options.write_timeout = Duration::from_millis(20);
+    });
+    // More than the buffers of a socket take.
+    let body = with(
+        with(say("on"), "stream", true.into()),
+        "logprobs",
+        true.into(),
+    );
+    let client = served.begin(CHAT, &with(body, "max_tokens", 1_000_000.into()));
+    served.wait_for_running(1);
+
+    served.wait_for_running(0);
+
+    assert!(!Reply::read(client).body.contains("[DONE]"));
+    assert_still_serves(&served);
+}
+
+#[test]
 fn a_fault_of_the_engine_ends_a_stream_with_an_error() {
     let served = Served::start();
     served.control.hold();
@@ -713,10 +757,14 @@ fn a_silent_stream_sends_comments() {
 
 #[test]
 fn a_signal_lets_requests_end() {
-    let served = Served::start();
+    let served = Served::with(|setup| setup.limits.max_sequences = 4);
     served.control.hold();
-    let client = served.begin(CHAT, &with(say("hello"), "stream", true.into()));
-    served.wait_for_running(1);
+    let clients: Vec<_> = [true, false, true, false, true, false, true, false]
+        .map(|stream| served.begin(CHAT, &with(say("hello"), "stream", stream.into())))
+        .into();
+    while served.service.stats().accepted < 8 {
+        std::thread::yield_now();
+    }
 
     served.stop();
     while served.get("/health/ready").status != 503 {
@@ -730,8 +778,14 @@ fn a_signal_lets_requests_end() {
     assert!(refused.headers.contains_key("retry-after"));
     assert_eq!(served.get("/health/live").status, 200);
     served.control.release();
-    let events = Reply::read(client).events();
-    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    for client in clients {
+        let reply = Reply::read(client);
+        let is_whole = match reply.headers["content-type"].starts_with("text/event-stream") {
+            true => reply.events().last().is_some_and(|last| last == "[DONE]"),
+            false => reply.ok()["choices"][0]["message"]["content"] == "hello",
+        };
+        assert!(is_whole, "{reply:?}");
+    }
     assert_eq!(served.ended(), Ended::Drained);
 }
 

@@ -204,6 +204,57 @@ fn conversations_reach_the_template_and_are_counted() {
     assert_eq!(counted, json!({ "input_tokens": prompt.len() }));
 }
 
+/// With what Claude Code sends besides the conversation.
+#[test]
+fn the_body_of_a_coding_agent_is_answered() {
+    let served = served();
+    let cached = json!({ "type": "ephemeral" });
+    let mut body = message(
+        "hi",
+        json!({
+            "system": [{ "type": "text", "text": "be terse", "cache_control": cached }],
+            "tools": [{
+                "name": "Bash",
+                "description": "Runs a command",
+                "input_schema": {
+                    "$schema": "http://json-schema.org/draft-07/schema#",
+                    "type": "object",
+                    "properties": { "command": { "type": "string", "description": "The command" } },
+                    "required": ["command"],
+                    "additionalProperties": false,
+                },
+                "cache_control": cached,
+            }],
+            "metadata": { "user_id": "user_1_account__session_2" },
+            "thinking": { "type": "enabled", "budget_tokens": 1024 },
+            "context_management": { "edits": [] },
+            "temperature": 1,
+            "stream": true,
+        }),
+    );
+    body["messages"][0]["content"] = json!([
+        { "type": "text", "text": "<system-reminder>be good</system-reminder>" },
+        { "type": "text", "text": "say hi", "cache_control": cached },
+    ]);
+    let headers = [
+        ("anthropic-version", "2023-06-01"),
+        (
+            "anthropic-beta",
+            "claude-code-20250219,interleaved-thinking-2025-05-14",
+        ),
+        ("x-stainless-lang", "js"),
+    ];
+
+    let reply = served.request(
+        &format!("POST {PATH}?beta=true"),
+        &headers,
+        &body.to_string(),
+    );
+
+    assert_eq!(joined(&events(&reply))["content"][0]["text"], "hi");
+    assert_eq!(reply.headers.get("x-worker-ignored"), None);
+}
+
 #[test]
 fn errors_have_the_form_of_this_api() {
     let served = served();

@@ -201,6 +201,50 @@ fn the_history_of_calls_reaches_the_template() {
     );
 }
 
+/// As agents on OpenAI's clients send it: parts of text, calls without text, tools with strict schemas.
+#[test]
+fn the_body_of_a_coding_agent_is_answered() {
+    let served = served(HERMES);
+    let part = |text: &str| json!([{ "type": "text", "text": text }]);
+    let body = json!({
+        "model": "scripted",
+        "messages": [
+            { "role": "system", "content": part("you are an agent") },
+            { "role": "user", "content": part("list the files") },
+            { "role": "assistant", "content": null, "tool_calls": [{
+                "id": "call_1", "type": "function", "index": 0,
+                "function": { "name": "bash", "arguments": "{\"command\":\"ls\"}" },
+            }] },
+            { "role": "tool", "tool_call_id": "call_1", "content": part("a.txt") },
+            { "role": "user", "content": part("say hi") },
+        ],
+        "tools": [{ "type": "function", "function": {
+            "name": "bash",
+            "description": "Runs a command",
+            "strict": true,
+            "parameters": {
+                "type": "object",
+                "properties": { "command": { "type": "string" } },
+                "required": ["command"],
+                "additionalProperties": false,
+            },
+        } }],
+        "tool_choice": "auto",
+        "parallel_tool_calls": true,
+        "temperature": 0,
+        "max_tokens": 100,
+        "stream": true,
+        "stream_options": { "include_usage": true },
+        "prompt_cache_key": "session",
+    });
+
+    let reply = served.post(CHAT, &body);
+
+    let (message, _) = joined(&reply);
+    assert_eq!(message["content"], "hi");
+    assert_eq!(reply.headers.get("x-worker-ignored"), None);
+}
+
 #[test]
 fn broken_histories_and_tools_are_named() {
     let served = served(HERMES);

@@ -89,7 +89,10 @@ fn message(
     };
     // A message that is calls has no text of its own.
     let content = match calls.is_some() && !fields.has("content") {
-        true => String::new(),
+        true => {
+            fields.skip(&["content"]);
+            String::new()
+        }
         false => content(&mut fields)?,
     };
     let mut message = json!({ "role": role, "content": content });
