@@ -411,6 +411,23 @@ TEST_P(Drafts, may_follow_a_token_that_is_still_being_sampled) {
     EXPECT_EQ(wait(submit({feed_row(sequence)})).rows[0].token, stream[i]);
 }
 
+TEST_P(Drafts, are_in_steps_with_late_rows) {
+  create_engine(draft_options());
+  const Tokens stream = generate(kDraftPrompt, 8), drafts = drafts_for(stream, 1, 5, 3);
+  const wcuda_sequence late = create_sequence(), drafting = create_sequence();
+  const uint32_t flags = WCUDA_ROW_SAMPLE | WCUDA_ROW_SAMPLE_LATE;
+  const wcuda_late_row all = WCUDA_LATE_ROW_INIT;
+  wait(submit({token_row(drafting, kDraftPrompt, WCUDA_ROW_SAMPLE)}));
+
+  const uint64_t ticket =
+      submit({drafted(feed_row(drafting), drafts), token_row(late, kDraftPrompt, flags)});
+  ASSERT_OK(wcuda_step_sample(engine_, ticket, &all, 1, &error_));
+  const StepResult step = wait(ticket);
+
+  EXPECT_EQ(tokens_of(drawn(step, 0)), Tokens(stream.begin() + 1, stream.begin() + 5));
+  EXPECT_EQ(tokens_of(drawn(step, 1)), Tokens{stream[0]});
+}
+
 TEST_P(Drafts, in_flight_leave_a_bound_of_the_length_and_hold_the_sequence) {
   create_engine(draft_options());
   Tokens prompt(60, 3);
@@ -432,6 +449,13 @@ TEST_P(Drafts, in_flight_leave_a_bound_of_the_length_and_hold_the_sequence) {
   ASSERT_OK(wcuda_sequence_tokens_get(sequence, 59, 1, &token, &error_));
   const wcuda_page_key key = {{1}};
   EXPECT_EQ(wcuda_sequence_publish(sequence, 0, &key, 1, &error_), WCUDA_OUT_OF_RANGE);
+  wcuda_pinned pinned{0};
+  wcuda_event copied{0};
+  ASSERT_OK(wcuda_pinned_create(context_, 1 << 20, &pinned, &error_));
+  ASSERT_OK(wcuda_event_create(context_, &copied, &error_));
+  EXPECT_EQ(wcuda_sequence_save(sequence, pinned, 0, copied, &error_), WCUDA_INVALID_STATE);
+  wcuda_pinned_destroy(pinned);
+  wcuda_event_destroy(copied);
   wait(ticket);
 
   EXPECT_EQ(length(sequence), 62u);
