@@ -77,7 +77,7 @@ fuzz_transcripts() {
   while [ $runs = 0 ] || [ "$(children_cpu_seconds)" -lt $end ]; do
     runs=$((runs + 1))
     PROPTEST_CASES=$cases with_clippy cargo_tested test --quiet --workspace \
-      --features "$(crate_features | sed 's|[^ ]*|worker-cuda/&|g')" --test zctl_guest -- $TRANSCRIPT_PROPERTIES
+      --features "$(every_feature)" --test zctl_guest -- $TRANSCRIPT_PROPERTIES
   done
   say "transcripts: $runs runs of $cases cases of each property"
 }
