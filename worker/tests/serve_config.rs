@@ -47,6 +47,7 @@ fn each_value_has_its_origin() {
         "strict = true # file",
         "alias = [\"x\", \"y\"] # file",
         "# context is not set",
+        "# itl-target-ms is not set",
     ] {
         assert!(
             found.iter().any(|other| other == line),
@@ -57,7 +58,15 @@ fn each_value_has_its_origin() {
 
 #[test]
 fn what_is_printed_is_a_file_that_says_the_same() {
-    let arguments = ["a.gguf", "--alias", "x,y", "--drain-seconds", "5"];
+    let arguments = [
+        "a.gguf",
+        "--alias",
+        "x,y",
+        "--itl-target-ms",
+        "20",
+        "--drain-seconds",
+        "5",
+    ];
     let first = lines(&config(&arguments, &[]));
     let path = file("again.toml", &first.join("\n"));
 

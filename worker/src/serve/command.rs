@@ -103,6 +103,9 @@ pub struct Args {
     /// Most tokens of an answer [default: until the context is full]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_output_tokens: Option<u32>,
+    /// Longest time between two tokens of an answer, for which prompts are computed in smaller parts [default: none]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    itl_target_ms: Option<u64>,
     /// Seconds that running requests have to end after SIGTERM
     #[arg(long, value_name = "N", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(0..=86_400))]
@@ -246,6 +249,7 @@ impl Start {
         let mut options = service::Options::default();
         options.max_queued = self.args.max_queued;
         options.reserves_queue = self.reserves_queue;
+        options.itl_target = self.args.itl_target_ms.map(Duration::from_millis);
         options.chat_template = template;
         options.observer = Some(Arc::clone(&self.metrics) as Arc<dyn service::Observer>);
         let engine = engine_options(&self.args, model)?;
