@@ -17,6 +17,8 @@ use worker_cuda::{Backend, CudaContext, EngineOptions, Gguf, Model, Sampling, To
 
 #[path = "support/real_model.rs"]
 mod real_model;
+#[path = "support/schemas.rs"]
+mod schemas;
 
 /// SentencePiece with all bytes, some longer pieces and a marker.
 fn sentence_piece() -> Tokenizer {
@@ -493,36 +495,6 @@ fn the_suite_of_json_schema_has_no_false_accepts() {
     assert!(agree >= 567, "{agree} agree; wrongly refused: {refused:?}");
 }
 
-/// Ten schemas as programs send them.
-fn schemas() -> [Value; 10] {
-    let object = |properties: Value| {
-        let names: Vec<String> = properties.as_object().unwrap().keys().cloned().collect();
-        json!({
-            "type": "object", "properties": properties, "required": names, "additionalProperties": false,
-        })
-    };
-    let text = |most: u32| json!({ "type": "string", "maxLength": most });
-    let list =
-        |items: Value| json!({ "type": "array", "items": items, "minItems": 1, "maxItems": 4 });
-    let score = json!({ "type": "integer", "minimum": 0, "maximum": 100 });
-    [
-        object(json!({ "answer": text(80) })),
-        object(json!({ "yes": { "type": "boolean" }, "reason": text(120) })),
-        object(json!({ "mood": { "enum": ["good", "bad", "neither"] } })),
-        object(json!({ "name": text(40), "age": score })),
-        object(json!({ "cities": list(text(30)) })),
-        object(
-            json!({ "steps": list(object(json!({ "title": text(40), "done": { "type": "boolean" } }))) }),
-        ),
-        object(json!({ "low": { "type": "number" }, "high": { "type": "number" } })),
-        object(json!({ "value": { "anyOf": [{ "type": "null" }, score, text(20)] } })),
-        object(
-            json!({ "person": object(json!({ "name": text(40), "home": object(json!({ "city": text(30) })) })) }),
-        ),
-        list(score.clone()),
-    ]
-}
-
 /// Whether a value has a schema, as far as those above go.
 fn is_valid(schema: &Value, value: &Value) -> bool {
     let number = |name: &str| schema[name].as_f64();
@@ -597,7 +569,7 @@ fn a_model_answers_with_valid_json() {
     let compiler =
         Compiler::new(service.tokenizer().unwrap(), model.info().vocabulary_size).unwrap();
     let mut running = Vec::new();
-    for schema in schemas().into_iter().take(used) {
+    for schema in schemas::schemas().into_iter().take(used) {
         let rule = compiler.compile(&Rule::JsonSchema(schema.clone())).unwrap();
         for seed in 0..count {
             let mut request = Request::user("Describe the weather in Rome, as JSON.");

@@ -1248,6 +1248,38 @@ fn a_token_that_is_not_allowed_any_more_is_dropped_and_drawn_again_when_it_is() 
 }
 
 #[test]
+fn a_token_that_is_drawn_again_is_dropped_with_what_continues_it() {
+    for is_late in [false, true] {
+        let mut scheduler = scheduler(small());
+        let id = submit(&mut scheduler, 1, 6, 9);
+        if is_late {
+            scheduler.allow_late(id, 1);
+        }
+        let first = scheduler.schedule(ZERO).clone();
+        let second = scheduler.schedule(ZERO).clone();
+        assert_eq!(second.rows()[0].is_late, is_late);
+        apply(&mut scheduler, &first, 50);
+        scheduler.allow(id, None);
+        let third = scheduler.schedule(ZERO).clone();
+        assert_eq!(rows(&third), [(id, 7, 1, true)]);
+
+        assert!(scheduler.draw_again(id));
+        assert_eq!(apply(&mut scheduler, &second, 51), []);
+        assert!(!scheduler.draw_again(id));
+        assert!(scheduler.schedule(ZERO).rows().is_empty());
+        assert_eq!(apply(&mut scheduler, &third, 52), []);
+        assert!(scheduler.schedule(ZERO).rows().is_empty());
+
+        scheduler.allow(id, Some(2));
+        let fourth = scheduler.schedule(ZERO).clone();
+        assert_eq!(rows(&fourth), [(id, 6, 1, true)]);
+        assert_eq!(fourth.tokens(fourth.rows()[0].tokens), [50]);
+        assert_eq!(apply(&mut scheduler, &fourth, 53).len(), 1);
+        assert!(scheduler.audit().is_ok());
+    }
+}
+
+#[test]
 fn a_row_that_cannot_sample_ends_its_request_only() {
     for (outcome, reason) in [
         (RowOutcome::EmptyMask, EndReason::EmptyMask),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use worker_cuda::generate::service::*;
 use worker_cuda::generate::{self, FinishReason, Service};
-use worker_cuda::scheduler::Plan;
+use worker_cuda::scheduler::{Plan, RequestId};
 use worker_cuda::text::Tokenizer;
 use worker_cuda::{LateRow, Token};
 
@@ -242,14 +242,45 @@ fn the_rest_of_the_token_with_which_a_rule_begins_belongs_to_it() {
     let wanted = "B^07_B$"; // '^' is token 61 and '_' token 62
     let answer = answer_under(&constrained, wanted, tokenizer.clone());
 
-    // What follows the second marker is none of the rule's texts, and stays free.
-    assert_eq!(answer.texts, ["B@667@AB"]);
-    assert_eq!(*stairs.taken.lock().unwrap(), [21, 21, 22, 32]);
+    // What follows the second marker is none of the rule's texts: another token comes instead.
+    assert_eq!(answer.texts, ["B@667!B"]);
+    assert_eq!(*stairs.taken.lock().unwrap(), [21, 21, 21, 22, 32]);
 
     constrained.markers.clear();
     constrained.reasoning = Some(Reasoning::Begun("@".into()));
-    let answer = answer_under(&constrained, "_B$", tokenizer);
-    assert_eq!(answer.error(), "constraint");
+    let answer = answer_under(&constrained, "_B@6$", tokenizer);
+    assert_eq!(answer.texts, ["!B@6"]);
+}
+
+/// A marker and what follows it, cut at every byte: a token ends inside of the rule's text and begins anywhere before.
+#[test]
+fn a_token_across_the_end_of_a_marker_comes_only_if_the_rule_may_begin_so() {
+    let marker = "<ASK>";
+    let (_, mut constrained) = stairs(20, 22);
+    constrained.markers = vec![marker.into()];
+    for cut in 0..marker.len() {
+        let mut vocabulary = tokenizer().vocabulary().clone();
+        let crossing = |rest: &str| format!("{}{rest}", &marker[cut..]);
+        (vocabulary.tokens[61], vocabulary.tokens[62]) = (crossing("56"), crossing("A"));
+        // It would come instead of the other one that is refused.
+        vocabulary.tokens[0] = crossing("5Z");
+        let tokenizer = Arc::new(Tokenizer::from_vocabulary(vocabulary).unwrap());
+        let before = &marker[..cut];
+        for (wanted, said) in [
+            (format!("NO{before}^07B$"), format!("NO{marker}5667B")),
+            (
+                format!("NO{before}_{marker}567$"),
+                format!("NO{before}\"{marker}567"),
+            ),
+            (
+                format!("{before}^7{before}_$"),
+                format!("{marker}567{before}\""),
+            ),
+        ] {
+            let answer = answer_under(&constrained, &wanted, tokenizer.clone());
+            assert_eq!(answer.texts, [said], "{wanted}: {:?}", answer.last);
+        }
+    }
 }
 
 #[test]
@@ -380,10 +411,11 @@ fn a_mask_that_is_not_there_holds_its_own_request_only() {
     finish(service);
 }
 
-/// Counts late rows, and those that are held.
+/// Counts late rows and those that are held, and lists the requests of each step.
 struct Counting {
     engine: ScriptedEngine,
     counts: Arc<Mutex<[usize; 2]>>,
+    steps: Arc<Mutex<Vec<Vec<RequestId>>>>,
 }
 
 impl StepEngine for Counting {
@@ -392,6 +424,8 @@ impl StepEngine for Counting {
     }
 
     fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> worker_cuda::Result<()> {
+        let requests = plan.rows().iter().map(|row| row.request);
+        self.steps.lock().unwrap().push(requests.collect());
         self.engine.submit(plan, rows)
     }
 
@@ -408,6 +442,47 @@ impl StepEngine for Counting {
 }
 
 #[test]
+fn a_request_under_a_rule_has_a_row_in_each_step_unless_its_mask_is_late() {
+    let answer = |prompt: &[Token], _| match prompt {
+        [1] => vec![7], // without an end
+        prompt => count_up(prompt, 0),
+    };
+    let engine = Counting {
+        engine: ScriptedEngine::new(EngineLimits::new(1 << 16, 64), answer),
+        counts: Arc::default(),
+        steps: Arc::default(),
+    };
+    let (counts, steps) = (engine.counts.clone(), engine.steps.clone());
+    let service = Service::start(engine, Some(tokenizer()), options()).unwrap();
+    let mut free = service.submit(&Request::tokens([1])).unwrap();
+    assert!(matches!(free.next(), Some(Event::Started { .. })));
+    let reader = std::thread::spawn(move || free.for_each(drop));
+    let mut request = Request::tokens([9]);
+    request.constraint = Some(stairs(10, 48).1);
+
+    let answer = collect(service.submit(&request).unwrap());
+
+    assert_eq!(answer.tokens[0].len(), 39);
+    let steps = steps.lock().unwrap().clone();
+    let has_row = |step: &Vec<RequestId>| step.iter().any(|&id| id != steps[0][0]);
+    let first = steps.iter().position(has_row).unwrap();
+    let last = steps.iter().rposition(has_row).unwrap();
+    let without = steps[first..last]
+        .iter()
+        .filter(|step| !has_row(step))
+        .count();
+    let held = counts.lock().unwrap()[1];
+    // One step is in flight already when a row is held.
+    assert!(
+        without <= 2 * held + 1,
+        "{without} of {}, {held} held",
+        last - first
+    );
+    drop(service);
+    reader.join().unwrap();
+}
+
+#[test]
 fn a_row_whose_mask_is_late_is_held_and_repeated() {
     let (gate, entered, permit) = Turnstile::new();
     let (stairs, _) = stairs(20, 22);
@@ -417,6 +492,7 @@ fn a_row_whose_mask_is_late_is_held_and_repeated() {
     let engine = Counting {
         engine: ScriptedEngine::new(EngineLimits::new(64, 64), count_up),
         counts: counts.clone(),
+        steps: Arc::default(),
     };
     let mut options = options();
     options.clock = Clock::manual();

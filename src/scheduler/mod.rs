@@ -386,6 +386,23 @@ impl Scheduler {
         }
     }
 
+    /// Before the oldest step in flight is reported, in which a request has drawn a token: drops that token, and those
+    /// that later steps in flight draw. They are drawn again when [`allow`](Self::allow) says so. False if the token is
+    /// dropped in any case.
+    pub fn draw_again(&mut self, id: RequestId) -> bool {
+        let Some(index) = self.find(id) else {
+            return false;
+        };
+        let entry = &mut self.entries[index as usize];
+        if entry.sampling <= entry.dropped || entry.is_rolled_back {
+            return false;
+        }
+        entry.dropped = entry.sampling;
+        (entry.allowed, entry.may_be_late) = (entry.generated(), false);
+        self.queue_or_park(index);
+        true
+    }
+
     /// The late row of a request is in flight and will end as [`RowOutcome::Held`]. Until it has come back the request
     /// gets no rows, and no late one before the next [`allow_late`](Self::allow_late).
     pub fn hold(&mut self, id: RequestId) {

@@ -39,7 +39,7 @@ bench_host() {
   say "load average $(cut -d' ' -f1-3 /proc/loadavg)"
   "$TARGET/release/worker-orcd" bench --model "${MODEL:-$DEMO_MODEL}" "$@"
   say
-  cargo_tested bench --quiet --features zctl --bench scheduler --bench zctl_replay
+  cargo_tested bench --quiet --features constraints,zctl --bench masks --bench scheduler --bench zctl_replay
   local bench
   for bench in "$NATIVE"/host/bench/*_bench; do
     say

@@ -1,8 +1,7 @@
 //! Answers that follow a rule: `response_format`, and the grammar of tool calls. Rules are compiled on two threads,
 //! because compiling cannot be stopped.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Bound::{Excluded, Unbounded};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use worker_cuda::ErrorKind;
 use worker_cuda::generate::constraints::{Compiler, Rule};
-use worker_cuda::generate::service::Constraint;
+use worker_cuda::generate::service::{Constraint, Turns};
 use worker_cuda::text::Tokenizer;
 
 use super::error::ApiError;
@@ -50,9 +49,7 @@ type Compile = dyn Fn(&Rule) -> Option<Compiled> + Send + Sync;
 
 #[derive(Default)]
 struct Queue {
-    /// By tenant. Tenants take turns.
-    waiting: BTreeMap<u32, VecDeque<Job>>,
-    last_tenant: u32,
+    waiting: Turns<Job>,
     /// Tenants whose rules are compiled now.
     running: Vec<u32>,
     /// The latest first.
@@ -181,10 +178,11 @@ impl Shared {
         if let Some(progress) = queue.find(&digest) {
             return Some(progress);
         }
-        let waiting: usize = queue.waiting.values().map(VecDeque::len).sum();
-        let own = queue.waiting.get(&tenant).map_or(0, VecDeque::len);
-        let taken = if self.has_tenants { own } else { 0 };
-        if waiting + taken >= MAX_WAITING {
+        let taken = match self.has_tenants {
+            true => queue.waiting.len_of(tenant),
+            false => 0,
+        };
+        if queue.waiting.len() + taken >= MAX_WAITING {
             return None;
         }
         let (sender, progress) = watch::channel(Progress::Waiting);
@@ -193,7 +191,7 @@ impl Shared {
             rule,
             progress: sender,
         };
-        queue.waiting.entry(tenant).or_default().push_back(job);
+        queue.waiting.push(tenant, job);
         queue.keep(digest, progress.clone());
         self.changed.notify_one();
         Some(progress)
@@ -250,18 +248,9 @@ impl Queue {
     /// The next rule to compile, without those for which nobody waits any more.
     fn next(&mut self, has_tenants: bool) -> Option<(u32, Job)> {
         loop {
-            let later = self.waiting.range((Excluded(self.last_tenant), Unbounded));
-            let others = self.waiting.range(..=self.last_tenant);
-            let mut tenants = later.chain(others).map(|(&tenant, _)| tenant);
-            let may_run = |tenant: &u32| !(has_tenants && self.running.contains(tenant));
-            let tenant = tenants.find(may_run)?;
-            let jobs = self.waiting.get_mut(&tenant)?;
-            let job = jobs.pop_front();
-            if jobs.is_empty() {
-                self.waiting.remove(&tenant);
-            }
-            self.last_tenant = tenant;
-            let job = job?;
+            let running = &self.running;
+            let may_run = |tenant| !(has_tenants && running.contains(&tenant));
+            let (tenant, job) = self.waiting.pop(may_run)?;
             let is_kept = self.kept.iter().any(|kept| kept.digest == job.digest);
             if job.progress.receiver_count() > usize::from(is_kept) {
                 return Some((tenant, job));

@@ -19,7 +19,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -50,6 +50,11 @@ const TEXT_BYTES: usize = 4 << 20;
 
 /// Bytes of all texts together, from which on none may use more than that.
 const ALL_TEXT_BYTES: usize = 1 << 30;
+
+/// Lexers of ended texts that a rule keeps for further ones, and the part of the bytes of a text that such a one may
+/// have: what a text leaves must not fail the next.
+const MAX_USED: usize = 8;
+const MAX_USED_PART: usize = 4;
 
 /// Bytes of an item of a parser.
 const ITEM_BYTES: usize = 8;
@@ -85,7 +90,7 @@ impl Compiler {
         let mut factory = on_own_stack(|| {
             let trie = TokTrie::from(&TokRxInfo::new(vocabulary_size, end), &words);
             let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-            let slices = SlicedBiasComputer::general_slices();
+            let slices = slices();
             let capabilities = InferenceCapabilities::default();
             ParserFactory::new(&env, capabilities, &slices).map_err(refused)
         })?;
@@ -135,6 +140,7 @@ impl Compiler {
             try_masks(parser.deep_clone())?;
             Ok(Arc::new(Compiled {
                 parser: Mutex::new(parser),
+                used: Arc::default(),
                 memory: Arc::clone(&self.memory),
             }) as Arc<dyn Constraint>)
         })
@@ -163,6 +169,14 @@ fn word(tokenizer: &Tokenizer, id: Token) -> Vec<u8> {
         _ if bytes.len() > MAX_TOKEN_BYTES => Vec::new(),
         _ => bytes.to_vec(),
     }
+}
+
+/// Kinds of tokens that a rule often allows as a whole: white space, and texts up to some length. They need not be
+/// searched one by one then. The more lengths, the fewer tokens are left where a string may have only so many more
+/// characters, and the more memory is used.
+fn slices() -> Vec<String> {
+    let lengths = [5, 14, 20].map(|most| format!(r#"[^"\\\x00-\x1F\x7F]{{1,{most}}}"#));
+    [SlicedBiasComputer::general_slices(), lengths.into()].concat()
 }
 
 fn json_grammar(schema: Value) -> Result<TopLevelGrammar> {
@@ -221,19 +235,56 @@ fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
 /// A rule before its first token. The lock makes it usable by several threads.
 struct Compiled {
     parser: Mutex<TokenParser>,
+    used: Arc<Mutex<Vec<Beginning>>>,
     memory: Arc<Memory>,
+}
+
+/// The beginning of a text, with a lexer that one text at a time uses. A lexer keeps the states that its texts have
+/// reached; to compute one takes longer than most masks.
+struct Beginning {
+    parser: TokenParser,
+    /// What it and its text use, as far as that is counted.
+    bytes: usize,
+    memory: Arc<Memory>,
+}
+
+impl Beginning {
+    fn lexer_bytes(&self) -> usize {
+        self.parser.parser.lexer_stats().num_bytes
+    }
+
+    fn count(&mut self, bytes: usize) -> usize {
+        let before = std::mem::replace(&mut self.bytes, bytes);
+        self.memory.replace(before, bytes)
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        self.count(0);
+    }
 }
 
 impl Constraint for Compiled {
     fn start(&self) -> Box<dyn ConstraintState> {
-        let parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner);
-        Box::new(Text {
-            parser: parser.deep_clone(),
-            memory: Arc::clone(&self.memory),
-            items: 0,
+        let used = lock(&self.used).pop();
+        let beginning = used.unwrap_or_else(|| Beginning {
+            parser: lock(&self.parser).deep_clone(),
             bytes: 0,
+            memory: Arc::clone(&self.memory),
+        });
+        Box::new(Text {
+            parser: beginning.parser.clone(),
+            beginning: Some(beginning),
+            used: Arc::clone(&self.used),
+            is_sound: true,
+            items: 0,
         })
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the texts of all rules of a compiler use, in bytes.
@@ -253,16 +304,29 @@ impl Memory {
 
 /// A text that follows a rule.
 struct Text {
+    /// It has the lexer of the beginning.
     parser: TokenParser,
-    memory: Arc<Memory>,
+    /// None after the end.
+    beginning: Option<Beginning>,
+    used: Arc<Mutex<Vec<Beginning>>>,
+    /// Whether nothing has failed or was stopped.
+    is_sound: bool,
     /// Items of the parser, which it keeps for all of the text.
     items: usize,
-    /// What it uses, as far as that is counted.
-    bytes: usize,
 }
 
+type Outcome<T> = std::result::Result<T, String>;
+
 impl Text {
-    fn take(&mut self, tokens: &[Token]) -> std::result::Result<(), String> {
+    /// Does something after which the lexer can be used again unless that fails, or panics.
+    fn careful<T>(&mut self, work: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
+        let was_sound = std::mem::take(&mut self.is_sound);
+        let done = work(self);
+        self.is_sound = was_sound && done.is_ok();
+        done
+    }
+
+    fn take(&mut self, tokens: &[Token]) -> Outcome<()> {
         let before = self.parser.parser_stats().all_items;
         for &token in tokens {
             self.parser.consume_token(token).map_err(first_line)?;
@@ -272,14 +336,27 @@ impl Text {
         Ok(())
     }
 
-    fn count_memory(&mut self) -> std::result::Result<(), String> {
-        let lexer = self.parser.parser.lexer_stats().num_bytes;
-        let bytes = lexer + self.items * ITEM_BYTES;
-        let all = self.memory.replace(self.bytes, bytes);
-        self.bytes = bytes;
+    fn mask(&mut self, tokens: &mut [u32]) -> Outcome<Next> {
+        let mask = self.parser.compute_mask().map_err(first_line)?;
+        self.count_memory()?;
+        for (word, allowed) in tokens.iter_mut().zip(mask.as_slice()) {
+            *word = *allowed;
+        }
+        match self.parser.is_accepting() {
+            true => Ok(Next::TokenOrEnd),
+            false => Ok(Next::Token),
+        }
+    }
+
+    fn count_memory(&mut self) -> Outcome<()> {
+        let Some(beginning) = &mut self.beginning else {
+            return Ok(());
+        };
+        let bytes = beginning.lexer_bytes() + self.items * ITEM_BYTES;
+        let all = beginning.count(bytes);
         let Memory {
             each, all: most, ..
-        } = *self.memory;
+        } = *beginning.memory;
         if bytes > each && all > most {
             return Err(format!(
                 "its text needs {bytes} bytes of memory, and all such texts {all}; the limits are {each} and {most}"
@@ -291,33 +368,33 @@ impl Text {
 
 impl Drop for Text {
     fn drop(&mut self) {
-        self.memory.replace(self.bytes, 0);
+        let Some(mut beginning) = self.beginning.take().filter(|_| self.is_sound) else {
+            return;
+        };
+        let bytes = beginning.lexer_bytes();
+        let mut used = lock(&self.used);
+        if bytes <= beginning.memory.each / MAX_USED_PART && used.len() < MAX_USED {
+            beginning.count(bytes);
+            used.push(beginning);
+        }
     }
 }
 
 impl ConstraintState for Text {
-    fn advance(&mut self, token: Token) -> std::result::Result<(), String> {
-        self.take(&[token])
+    fn advance(&mut self, token: Token) -> Outcome<()> {
+        self.careful(|text| text.take(&[token]))
     }
 
-    fn advance_text(&mut self, text: &[u8]) -> std::result::Result<(), String> {
+    fn advance_text(&mut self, text: &[u8]) -> Outcome<()> {
         let tokens = self.parser.token_env.tok_trie().greedy_tokenize(text);
-        self.take(&tokens)
+        self.careful(|text| text.take(&tokens))
     }
 
-    fn allow(&mut self, tokens: &mut [u32]) -> std::result::Result<Next, String> {
+    fn allow(&mut self, tokens: &mut [u32]) -> Outcome<Next> {
         if self.parser.stopped() {
             return Ok(Next::End);
         }
-        let mask = self.parser.compute_mask().map_err(first_line)?;
-        self.count_memory()?;
-        for (word, allowed) in tokens.iter_mut().zip(mask.as_slice()) {
-            *word = *allowed;
-        }
-        match self.parser.is_accepting() {
-            true => Ok(Next::TokenOrEnd),
-            false => Ok(Next::Token),
-        }
+        self.careful(|text| text.mask(tokens))
     }
 
     fn stopper(&mut self) -> Option<Stopper> {

@@ -113,6 +113,7 @@ impl fmt::Debug for Constrained {
 }
 
 /// Finds the place in free text where a rule begins.
+#[derive(Clone)]
 pub(super) struct Gate {
     place: Place,
     /// The end of the text, as far as it may belong to what is searched.

@@ -5,8 +5,6 @@
 //! for a [`Stopper`], and none of its panics ends more than its own request.
 
 use std::any::Any;
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Bound::{Excluded, Unbounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -16,10 +14,11 @@ use super::constraint::{Constrained, Constraint, ConstraintState, Gate, Next, St
 use super::event::Error;
 use super::request::Request;
 use super::state::{Core, Shared};
+use super::turns::Turns;
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
 use crate::llm::text::Tokenizer;
-use crate::scheduler::RequestId;
+use crate::scheduler::{RequestId, RowOutcome};
 
 /// Steps that miss a row, one after another, before its mask ends the request.
 const MAX_MISSED_STEPS: u32 = 3;
@@ -49,8 +48,12 @@ pub(super) struct Guide {
     state: Option<Box<dyn ConstraintState>>,
     stop: Arc<Stop>,
     time_left: Arc<TimeLeft>,
-    /// How the next token is sampled. None in free text: as usual.
+    /// How the next token is sampled. None in free text: as usual, except for a token that is drawn again.
     pub sampling: Option<Arc<Sampling>>,
+    /// A token with which the rule may begin, though it has more than the text before it.
+    accepted: Option<Token>,
+    /// Such tokens with which it may not begin.
+    refused: Vec<Token>,
 }
 
 /// Nanoseconds that the masks of a request may still take.
@@ -127,6 +130,8 @@ pub(super) enum Input {
     Start,
     Token(Token),
     Text(Vec<u8>),
+    /// A token that comes again in free text if the rule may begin with this text, the end of the token.
+    Crossing(Token, Vec<u8>),
 }
 
 impl Guide {
@@ -160,6 +165,8 @@ impl Guide {
             stop: Arc::default(),
             time_left: time_left.clone(),
             sampling: None,
+            accepted: None,
+            refused: Vec::new(),
         }
     }
 
@@ -168,15 +175,33 @@ impl Guide {
         self.gate.is_none()
     }
 
+    /// The bytes of a token of free text.
+    fn bytes(&self, token: Token) -> Option<Vec<u8>> {
+        let tokenizer = self.gate.as_ref().and(self.tokenizer.as_ref())?;
+        Some(tokenizer.token_bytes(token)?.to_vec())
+    }
+
+    /// The end of a token of free text, if the rule begins inside of the token and it is not known whether it may.
+    fn crossing(&self, token: Token) -> Option<Vec<u8>> {
+        let mut gate = self.gate.clone()?;
+        let rest = gate.push(&self.bytes(token)?, &self.constrained)?;
+        let is_known = self.accepted == Some(token) || rest.trim_ascii_start().is_empty();
+        (!is_known).then_some(rest)
+    }
+
     /// Takes a token of the answer.
     pub fn take(&mut self, token: Token) -> Turn {
         self.tokens += 1;
         let opening = self.opening.take();
+        let bytes = self.bytes(token).unwrap_or_default();
         if let Some(gate) = &mut self.gate {
-            let bytes = self.tokenizer.as_ref();
-            let bytes = bytes.and_then(|tokenizer| tokenizer.token_bytes(token));
-            let Some(rest) = gate.push(bytes.unwrap_or_default(), &self.constrained) else {
-                return Turn::Stay;
+            self.accepted = None;
+            self.refused.clear();
+            let Some(rest) = gate.push(&bytes, &self.constrained) else {
+                return match self.sampling.take() {
+                    Some(_) => Turn::Free,
+                    None => Turn::Stay,
+                };
             };
             self.gate = None;
             return Turn::Mask(Input::Text(rest));
@@ -204,6 +229,8 @@ pub(super) struct MaskJob {
     sampling: Arc<Sampling>,
     ends: Ends,
     opening: Option<Token>,
+    /// Tokens with which the rule may not begin.
+    refused: Vec<Token>,
     words: usize,
 }
 
@@ -220,16 +247,12 @@ impl MaskJob {
         match &self.input {
             Input::Start => {}
             Input::Token(token) => state.advance(*token)?,
-            Input::Text(text) => {
-                let begun = begin(&mut *state, text);
-                let trimmed = text.trim_ascii_start();
-                if begun.is_err() && trimmed.len() < text.len() {
-                    // White space may separate the rule from what comes before it.
-                    state = self.start();
-                    begin(&mut *state, trimmed)?;
-                } else {
-                    begun?;
+            Input::Text(text) => state = self.begin(state, text)?,
+            Input::Crossing(token, text) => {
+                if self.begin(state, text).is_err() {
+                    self.refused.push(*token);
                 }
+                return Ok(Some(self.sampling_again()));
             }
         }
         let sampling = self.sampling_after(&mut *state)?;
@@ -238,6 +261,36 @@ impl MaskJob {
             self.state = Some(state);
         }
         Ok(sampling)
+    }
+
+    /// Takes what comes before the first token.
+    fn begin(
+        &self,
+        mut state: Box<dyn ConstraintState>,
+        text: &[u8],
+    ) -> Result<Box<dyn ConstraintState>, String> {
+        let trimmed = text.trim_ascii_start();
+        match begin(&mut *state, text) {
+            // White space may separate the rule from what comes before it.
+            Err(_) if trimmed.len() < text.len() => {
+                state = self.start();
+                begin(&mut *state, trimmed)?;
+            }
+            begun => begun?,
+        }
+        Ok(state)
+    }
+
+    /// How a token of free text is sampled again.
+    fn sampling_again(&mut self) -> Arc<Sampling> {
+        let mut sampling = (*self.sampling).clone();
+        sampling.mask.resize(self.words, u32::MAX);
+        for &token in &self.refused {
+            if let Some(word) = sampling.mask.get_mut(token as usize / 32) {
+                *word &= !(1 << (token % 32));
+            }
+        }
+        Arc::new(sampling)
     }
 
     fn sampling_after(
@@ -286,9 +339,7 @@ fn begin(state: &mut dyn ConstraintState, text: &[u8]) -> Result<(), String> {
 /// Masks that threads have to compute.
 #[derive(Default)]
 pub(super) struct Masks {
-    /// By tenant. Tenants take turns.
-    waiting: BTreeMap<u32, VecDeque<MaskJob>>,
-    last_tenant: u32,
+    waiting: Turns<MaskJob>,
     /// What ended requests leave, for a thread to drop.
     ended: Vec<Box<dyn Any + Send>>,
     /// (threads) Whether it computes or drops something.
@@ -322,28 +373,14 @@ impl Masks {
     }
 
     fn push(&mut self, tenant: u32, job: MaskJob) {
-        self.waiting.entry(tenant).or_default().push_back(job);
+        self.waiting.push(tenant, job);
         self.asked.notify_one();
-    }
-
-    fn pop(&mut self) -> Option<MaskJob> {
-        let mut later = self.waiting.range((Excluded(self.last_tenant), Unbounded));
-        let next = later.next().or_else(|| self.waiting.first_key_value());
-        let tenant = *next?.0;
-        let jobs = self.waiting.get_mut(&tenant)?;
-        let job = jobs.pop_front();
-        if jobs.is_empty() {
-            self.waiting.remove(&tenant);
-        }
-        self.last_tenant = tenant;
-        job
     }
 }
 
 impl Drop for Masks {
     fn drop(&mut self) {
-        let jobs = std::mem::take(&mut self.waiting).into_values().flatten();
-        jobs.for_each(drop_guarded);
+        self.waiting.take_all().for_each(drop_guarded);
         self.ended.drain(..).for_each(drop_guarded);
     }
 }
@@ -407,6 +444,27 @@ impl Pending {
 }
 
 impl Core {
+    /// A step has ended with these outcomes of rows whose requests follow rules. Tokens of free text inside of which a
+    /// rule begins that may not begin so are drawn again.
+    pub fn check_crossings(
+        &mut self,
+        rows: &[(usize, RequestId)],
+        outcomes: &[RowOutcome],
+        now: Duration,
+    ) {
+        for &(row, id) in rows {
+            let Some(&RowOutcome::Ok(Some(token))) = outcomes.get(row) else {
+                continue;
+            };
+            let choice = self.requests.0.get(&id);
+            let guide = choice.and_then(|choice| choice.guide.as_ref());
+            let rest = guide.and_then(|guide| guide.crossing(token));
+            if let Some(rest) = rest.filter(|_| self.scheduler.draw_again(id)) {
+                self.ask_for_mask(id, Input::Crossing(token, rest), now);
+            }
+        }
+    }
+
     /// Asks for the mask of a request's next token; no token is drawn until it is there.
     pub fn ask_for_mask(&mut self, id: RequestId, input: Input, now: Duration) {
         let Some(choice) = self.requests.0.get_mut(&id) else {
@@ -415,7 +473,9 @@ impl Core {
         let Some(guide) = &mut choice.guide else {
             return;
         };
-        self.scheduler.allow_late(id, guide.tokens);
+        if !matches!(input, Input::Crossing(..)) {
+            self.scheduler.allow_late(id, guide.tokens);
+        }
         let first = choice.first_sampling.as_ref();
         let first = first.filter(|_| guide.tokens < choice.job.min_tokens);
         let job = MaskJob {
@@ -427,6 +487,7 @@ impl Core {
             sampling: first.unwrap_or(&choice.sampling).clone(),
             ends: guide.ends.clone(),
             opening: guide.opening,
+            refused: std::mem::take(&mut guide.refused),
             words: self.mask_words,
         };
         self.masks.push(guide.tenant, job);
@@ -440,7 +501,7 @@ impl Core {
 
     /// What a thread has to do next.
     fn next_work(&mut self, now: Duration) -> Option<Work> {
-        while let Some(job) = self.masks.pop() {
+        while let Some((_, job)) = self.masks.waiting.pop(|_| true) {
             let mut pending = self.pending.iter_mut();
             let Some(pending) = pending.find(|pending| pending.id == job.id) else {
                 self.masks.ended.push(Box::new(job));
@@ -486,13 +547,19 @@ impl Core {
         let is_paid = { self.mask_time }.is_none_or(|mean| guide.time_left.pays(took, mean));
         let has_markers = !guide.constrained.markers.is_empty();
         match computed {
-            _ if !is_paid => {
+            Ok(_) if !is_paid => {
                 choice.fails_with = Some(Error::RuleTooSlow);
                 self.scheduler.cancel(job.id);
             }
             Ok(Some(sampling)) => {
                 (guide.sampling, guide.state) = (Some(sampling), job.state.take());
-                self.scheduler.allow_late(job.id, guide.tokens + 1);
+                if let Input::Crossing(token, _) = job.input {
+                    guide.refused = std::mem::take(&mut job.refused);
+                    guide.accepted = { Some(token) }.filter(|token| !guide.refused.contains(token));
+                    self.scheduler.allow(job.id, Some(guide.tokens + 1));
+                } else {
+                    self.scheduler.allow_late(job.id, guide.tokens + 1);
+                }
             }
             // What comes with the marker may be none of the rule's texts: then it is free.
             Ok(None) | Err(_) if has_markers && (computed.is_ok() || job.is_first()) => {

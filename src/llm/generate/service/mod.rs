@@ -25,6 +25,7 @@ pub use self::request::{MAX_CHOICES, MAX_STOPS, Pooling, Request};
 pub use self::scripted::{ScriptControl, ScriptedEngine};
 pub use self::stats::{Observation, Observer, State, Stats};
 pub use self::stream::{EventReceiver, RequestCancel};
+pub use self::turns::Turns;
 pub use crate::scheduler::PageSharing;
 
 use self::deliver::TextThread;
@@ -57,6 +58,7 @@ mod scripted;
 mod state;
 mod stats;
 mod stream;
+mod turns;
 
 /// How a service works. The defaults are those that are named.
 #[derive(Clone)]

@@ -27,6 +27,8 @@ struct InFlight {
     decode_rows: u32,
     submitted: Duration,
     refused: Option<EngineError>,
+    /// Rows that sample, of requests that follow rules.
+    guided: Vec<(usize, RequestId)>,
 }
 
 /// Drives the engine until the service ends or the device is lost.
@@ -105,7 +107,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             if !plan.is_empty() {
                 // Requests come and go while the engine takes the step.
                 drop(core);
-                let step = submit(&plan, &sampled, engine, now)?;
+                let step = submit(&plan, &mut sampled, engine, now)?;
                 core = shared.lock();
                 for request in engine.lost_saves() {
                     core.scheduler.lose_saved(request);
@@ -146,6 +148,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
                 in_flight.clear();
                 late.clear();
             }
+            core.check_crossings(&step.guided, results.outcomes(), now);
             let duration = now.saturating_sub(begin);
             if waited.is_ok() {
                 costs.add(step.decode_rows, step.tokens - step.decode_rows, duration);
@@ -166,7 +169,7 @@ fn late_row(sampling: &Option<Arc<Sampling>>) -> LateRow<'_> {
 /// Starts a step. None if there is nothing to compute.
 fn submit(
     plan: &Plan,
-    sampled: &SampledRows,
+    sampled: &mut SampledRows,
     engine: &mut dyn StepEngine,
     now: Duration,
 ) -> Result<Option<InFlight>> {
@@ -186,6 +189,7 @@ fn submit(
             .count() as u32,
         submitted: now,
         refused: submitted.err(),
+        guided: std::mem::take(&mut sampled.guided),
     }))
 }
 

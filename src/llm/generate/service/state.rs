@@ -108,6 +108,8 @@ pub(super) enum ItemKind {
 pub(super) struct SampledRows {
     sampled: HashMap<RequestId, Sampled>,
     hidden: HashMap<RequestId, HiddenState>,
+    /// Rows that sample, of requests that follow rules, with the number of each in the plan.
+    pub guided: Vec<(usize, RequestId)>,
 }
 
 struct Sampled {
@@ -121,13 +123,17 @@ impl SampledRows {
     pub fn fill(&mut self, rows: &[Row], requests: &Requests) {
         self.sampled.clear();
         self.hidden.clear();
-        for row in rows {
+        self.guided.clear();
+        for (number, row) in rows.iter().enumerate() {
             let choice = &requests.0[&row.request];
             if let Some(of) = choice.pooled.as_ref().and_then(|pooled| pooled.wanted(row)) {
                 self.hidden.insert(row.request, of);
             }
             if !row.samples {
                 continue;
+            }
+            if choice.guide.is_some() {
+                self.guided.push((number, row.request));
             }
             let prompt_tokens = choice.job.prompt_tokens;
             let index = row.first_position + row.token_count - prompt_tokens;
