@@ -1,4 +1,4 @@
-//! Ten schemas, and answers of SmolLM2-135M under each of them.
+//! Ten schemas, and answers of Qwen2.5-Coder-0.5B under each of them.
 #![allow(dead_code)] // a test file that includes this may need only one of them
 
 use serde_json::{Value, json};
