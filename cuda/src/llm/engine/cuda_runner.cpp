@@ -488,7 +488,7 @@ Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shap
                     shape.has_drafts};
   };
   const auto [place, is_new] = graphs_.try_emplace(key_of(shape.parity));
-  graphs_.try_emplace(key_of(1 - shape.parity));
+  if (is_new) graphs_.try_emplace(key_of(1 - shape.parity));
   CapturedStep& step = place->second;
   if (step.graph != nullptr) return &step;
   const bool has_long_rows = shape.max_row_tokens != 1;
