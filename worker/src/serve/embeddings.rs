@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::Response;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use worker_cuda::Token;
 use worker_cuda::generate::Prompt;
@@ -229,23 +231,9 @@ impl Form {
                     .iter()
                     .flat_map(|value| value.to_le_bytes())
                     .collect();
-                base64(&bytes, out);
+                STANDARD.encode_string(&bytes, out);
                 out.push('"');
             }
-        }
-    }
-}
-
-fn base64(bytes: &[u8], out: &mut String) {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    for chunk in bytes.chunks(3) {
-        let byte = |index| u32::from(chunk.get(index).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for digit in 0..4 {
-            out.push(match digit <= chunk.len() {
-                true => DIGITS[(bits >> (18 - 6 * digit) & 63) as usize].into(),
-                false => '=',
-            });
         }
     }
 }
@@ -263,7 +251,7 @@ mod tests {
         ];
         for (text, encoded) in texts.iter().zip(encoded) {
             let mut out = String::new();
-            base64(text.as_bytes(), &mut out);
+            STANDARD.encode_string(text, &mut out);
             assert_eq!(out, encoded);
         }
     }
