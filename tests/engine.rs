@@ -211,6 +211,41 @@ fn logits_of_every_tiny_model_are_the_golden_ones() {
 }
 
 #[test]
+fn raw_logprobs_are_those_before_bias_mask_and_penalties() {
+    let mut engine = engine();
+    let mut sampling = Sampling::greedy();
+    sampling.bias = vec![(40, 30.0)];
+    sampling.mask = vec![0xffff_fff0, u32::MAX];
+    sampling.presence_penalty = 5.0;
+    sampling.top_logprobs = 3;
+    let mut found = Vec::new();
+    for raw_logprobs in [false, true] {
+        sampling.raw_logprobs = raw_logprobs;
+        let sequence = engine.create_sequence().unwrap();
+        let row = Row::tokens(&sequence, &[1, 2, 3])
+            .sample(&sampling)
+            .logits_last();
+        let output = run(&mut engine, row);
+
+        let row = output.rows()[0];
+        assert_eq!(row.token, Some(40));
+        let logits = output.logits(&row);
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let top: Vec<(Token, f32)> = output.top(&row).collect();
+        assert_eq!(top.len(), 3);
+        if raw_logprobs {
+            assert_eq!(top[0].0, argmax(logits));
+            for (token, logprob) in top.into_iter().chain([(40, row.logprob)]) {
+                let expected = f64::from(logits[token as usize]) - sum.ln();
+                assert!((f64::from(logprob) - expected).abs() < 1e-4);
+            }
+        }
+        found.push(row.logprob);
+    }
+    assert!(found[0] > -0.01 && found[1] < -1.0, "{found:?}");
+}
+
+#[test]
 fn greedy_draw_is_the_largest_logit_with_its_logprob() {
     let mut engine = engine();
     let sequence = engine.create_sequence().unwrap();

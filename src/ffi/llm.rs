@@ -560,6 +560,7 @@ pub const WCUDA_ROW_HELD: i32 = 1;
 pub const WCUDA_ROW_EMPTY_MASK: i32 = 2;
 pub const WCUDA_ROW_NOT_FINITE: i32 = 3;
 pub const WCUDA_ROW_SKIPPED: i32 = 4;
+pub const WCUDA_SAMPLING_RAW_LOGPROBS: u64 = 1 << 0;
 c_struct! {
     sized wcuda_sampling {
         struct_size: u32,
@@ -580,6 +581,7 @@ c_struct! {
         bias_values: *const f32,
         mask: *const u32,
         mask_words: u64,
+        flags: u64,
     }
 }
 

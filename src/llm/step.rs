@@ -43,6 +43,8 @@ pub struct Sampling {
     pub seed: u64,
     /// Number of alternatives to report, at most the engine's limit.
     pub top_logprobs: u32,
+    /// Log probabilities are those of the model: before bias, mask and penalties.
+    pub raw_logprobs: bool,
     /// Added to the logit of a token; negative infinity forbids it. Ids are distinct.
     pub bias: Vec<(Token, f32)>,
     /// Bit `id % 32` of word `id / 32` is 1 for an allowed token. Empty: all tokens are allowed. For a row with
@@ -414,6 +416,9 @@ impl NativeStep {
             native.penalty_last_n = sampling.penalty_last_n;
             native.penalty_from = sampling.penalty_from;
             native.top_logprobs = sampling.top_logprobs;
+            if sampling.raw_logprobs {
+                native.flags |= ffi::WCUDA_SAMPLING_RAW_LOGPROBS;
+            }
             if !sampling.bias.is_empty() {
                 native.bias_count = sampling.bias.len() as u64;
                 native.bias_tokens = self.bias_tokens[first_bias..].as_ptr();
@@ -468,7 +473,8 @@ pub struct RowResult {
     pub first_position: u32,
     /// Tokens of the row, with the drafts that hold.
     pub token_count: u32,
-    /// Natural logarithm of the sampled token's probability, before temperature and truncation.
+    /// Natural logarithm of the sampled token's probability, before temperature and truncation; see
+    /// [`Sampling::raw_logprobs`].
     pub logprob: f32,
     top: (usize, usize),
     logits: (usize, usize),

@@ -609,7 +609,8 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  *
  * These operations run in this order: bias and mask, penalties, temperature, top-k, typical-p, top-p,
  * min-p, draw. Log probabilities are computed after the penalties and before the temperature, over the
- * whole vocabulary. Each filter sorts the remaining tokens and keeps the first ones, at least one. top-k,
+ * whole vocabulary; with WCUDA_SAMPLING_RAW_LOGPROBS they are those of the model: before bias, mask and
+ * penalties. Each filter sorts the remaining tokens and keeps the first ones, at least one. top-k,
  * top-p and min-p sort by descending probability p. typical-p sorts by ascending |-log p - entropy|. Tokens
  * that compare equal are in ascending order of id. The next filter renormalises the probabilities of the
  * tokens that were kept.
@@ -619,6 +620,9 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  * key `seed`, where position is the position that the new token will have. The drawn token therefore
  * depends only on the seed, the position and the logits. It is the same on every backend if the logits are
  * the same. */
+#define WCUDA_SAMPLING_RAW_LOGPROBS ((uint64_t)1 << 0) /* log probabilities of the logits before bias, mask and
+                                                          penalties */
+
 typedef struct wcuda_sampling {
   uint32_t struct_size;
   uint32_t top_k;             /* 0 disables the filter */
@@ -642,10 +646,11 @@ typedef struct wcuda_sampling {
   const uint32_t* mask;       /* bit (id % 32) of word id / 32 is 1 for an allowed token; NULL: all */
   uint64_t mask_words;        /* must be ceil(vocabulary_size / 32) if `mask` is not NULL; see also
                                  wcuda_row.draft_tokens */
+  uint64_t flags;             /* WCUDA_SAMPLING_... */
 } wcuda_sampling;
 #define WCUDA_SAMPLING_INIT \
   {sizeof(wcuda_sampling), 0, 0, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, NULL, NULL, NULL, \
-   0}
+   0, 0}
 
 #define WCUDA_ROW_FEED_SAMPLED ((uint32_t)1 << 0) /* the input is the token that the sequence sampled last,
                                                      fed back on the device; `tokens` must be NULL and

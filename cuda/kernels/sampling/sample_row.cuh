@@ -1,6 +1,6 @@
-// Parts of the sampling kernel, included only by sample.cu: the logits of a row, divided among the
-// warps of a cluster; the exchange of sums and candidates between the blocks of the cluster; and
-// the output of results.
+// Parts of the sampling kernels, included only by files here: the logits of a row, divided among
+// the warps of a cluster; the exchange of sums and candidates between the blocks of the cluster;
+// and the output of results.
 #pragma once
 
 #include "kernels/ptx/cluster.cuh"

@@ -106,8 +106,12 @@ struct SampleRow {
   uint32_t bias_first;    // index into bias_tokens and bias_values
   uint32_t bias_count;
   uint32_t mask_row;  // index into masks, or kNoMask
+  // Log probabilities are of the logits before bias, mask and penalties. Where these change logits,
+  // another kernel than sample computes them, with so many alternatives; top_logprobs is 0 then.
+  uint32_t has_raw_logprobs;
+  uint32_t raw_top_logprobs;
 };
-static_assert(sizeof(SampleRow) == 80);
+static_assert(sizeof(SampleRow) == 88);
 
 struct BeginStepArgs {
   uint32_t row_count = 0;

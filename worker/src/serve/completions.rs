@@ -199,6 +199,9 @@ fn best_of(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), ApiEr
     if parameters.stream && best_of > parameters.choices {
         return Err(ApiError::invalid("best_of", "best_of cannot be streamed"));
     }
+    if best_of > parameters.choices {
+        parameters.request.sampling.raw_logprobs = true;
+    }
     parameters.request.choices = best_of;
     Ok(())
 }

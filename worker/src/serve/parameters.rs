@@ -145,7 +145,8 @@ impl Parameters {
         })
     }
 
-    /// Reports log probabilities with so many alternatives.
+    /// Reports log probabilities with so many alternatives: those of the model, whatever `logit_bias`, penalties and
+    /// rules do to its logits.
     pub fn report_logprobs(&mut self, app: &App, name: &str, top: u64) -> Result<()> {
         let most = app.service.limits().max_top_logprobs;
         if top > most.into() {
@@ -153,6 +154,7 @@ impl Parameters {
             return Err(ApiError::invalid(name, message));
         }
         self.request.sampling.top_logprobs = top as u32;
+        self.request.sampling.raw_logprobs = true;
         self.logprobs = Some(top as u32);
         Ok(())
     }

@@ -27,6 +27,7 @@
 #include "core/backend/cuda_graph.h"
 #include "core/backend/owned.h"
 #include "kernels/sampling/sample.h"
+#include "kernels/sampling/token_logprobs.h"
 #include "kernels/shared/arena.h"
 #include "kernels/step/step.h"
 #include "llm/engine/device_order.h"
@@ -113,12 +114,26 @@ struct Sizes {
 struct Shape : ops::StepShape {
   uint32_t parity = 0;
   bool has_filters = false;
+  bool has_raw_logprobs = false;  // a kernel after `sample` computes log probabilities
 };
+
+// Returns whether log probabilities are of other logits than a row samples from.
+bool needs_raw_logprobs(const ops::Sampling& s) {
+  return s.has_raw_logprobs && ops::changes_logits(s);
+}
 
 bool needs_filters(const ops::Sampling& s) {
   const bool filters = s.top_k != 0 || (s.top_p > 0.0f && s.top_p < 1.0f) || s.min_p > 0.0f ||
                        (s.typical_p > 0.0f && s.typical_p < 1.0f);
-  return s.top_logprobs > 0 || (s.temperature > 0.0f && filters);
+  return (s.top_logprobs > 0 && !needs_raw_logprobs(s)) || (s.temperature > 0.0f && filters);
+}
+
+// Sets which kernel computes the log probabilities of a row.
+void write_logprobs(const ops::Sampling& sampling, kernels::SampleRow* row) {
+  const bool is_raw = needs_raw_logprobs(sampling);
+  row->has_raw_logprobs = is_raw ? 1 : 0;
+  row->top_logprobs = is_raw ? 0 : sampling.top_logprobs;
+  row->raw_top_logprobs = is_raw ? sampling.top_logprobs : 0;
 }
 
 class InputBlock;
@@ -151,10 +166,10 @@ class CudaRunner final : public Runner {
   }
 
  private:
-  // parity, rows, tokens, shortest and longest row, positions, logits, filters, shared prefix,
-  // hidden states, drafts
+  // parity, rows, tokens, shortest and longest row, positions, logits, filters, raw log
+  // probabilities, shared prefix, hidden states, drafts
   using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
-                              bool, bool, bool, bool>;
+                              bool, bool, bool, bool, bool>;
   struct CapturedStep {
     std::unique_ptr<CudaGraph> graph;  // null: the class has occurred, and has no graph
     bool has_persistent_layers = false;
@@ -195,6 +210,7 @@ class CudaRunner final : public Runner {
     uint64_t masks = 0;  // offset in the inputs
     uint64_t end = 0;    // the same; 0: all rows are held
     bool has_filters = false;
+    bool has_raw_logprobs = false;
   };
   LateInputs write_late_inputs(const Ticket& ticket);
   Status queue_late_samples(const Ticket& ticket, const LateInputs& inputs);
@@ -207,6 +223,7 @@ class CudaRunner final : public Runner {
                        NodeObserver* observer = nullptr);
   // What all rows of a ticket have in common.
   kernels::SampleArgs sample_args(uint32_t parity) const;
+  Status queue_sample(const kernels::SampleArgs& sample, bool has_raw_logprobs, bool is_dependent);
   kernels::InputScatterArgs input_scatter_args(const Shape& shape) const;
   // Returns the graph of a step, or null if it is queued kernel by kernel.
   Result<const CapturedStep*> find_graph(const Shape& shape, bool* captured);
@@ -282,8 +299,11 @@ Status CudaRunner::check_bias(const Ticket& ticket) const {
 Shape CudaRunner::shape_of(const Ticket& ticket) const {
   Shape shape;
   shape.parity = ticket.parity;
-  for (const Row& row : ticket.rows)
-    if (row.is_sampled() && !row.is_late()) shape.has_filters |= needs_filters(row.sampling);
+  for (const Row& row : ticket.rows) {
+    if (!row.is_sampled() || row.is_late()) continue;
+    shape.has_filters |= needs_filters(row.sampling);
+    shape.has_raw_logprobs |= needs_raw_logprobs(row.sampling);
+  }
   static_cast<ops::StepShape&>(shape) = launched_shape(ticket.shape, machine_.limits);
   return shape;
 }
@@ -371,6 +391,7 @@ void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputB
     if (!row.is_sampled()) continue;
     kernels::SampleRow& out = row.is_late() ? late_rows[i] : rows[i];
     out = static_cast<const kernels::SampleRow&>(row.sampling);
+    write_logprobs(row.sampling, &out);
     out.is_sampled = 1;
     out.logits_row = row.step.logits_first + row.step.logits_count() - 1;
     out.sequence_slot = row.step.sequence_slot;
@@ -483,6 +504,7 @@ Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shap
                     shape.max_positions,
                     shape.logits_count,
                     shape.has_filters,
+                    shape.has_raw_logprobs,
                     shape.has_shared_prefix,
                     shape.has_hidden_states,
                     shape.has_drafts};
@@ -557,7 +579,26 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
   sample.bias_values = on_device<float>(sizes_.device_bias_values);
   sample.masks = on_device<uint32_t>(sizes_.device_masks);
   sample.outputs = pinned<kernels::SampleOutput>(parity, sizes_.outputs);
-  return check(kernels::sample(sample, launch(true)), "sample");
+  return queue_sample(sample, shape.has_raw_logprobs, true);
+}
+
+Status CudaRunner::queue_sample(const kernels::SampleArgs& sample, bool has_raw_logprobs,
+                                bool is_dependent) {
+  WCUDA_TRY(check(kernels::sample(sample, launch(is_dependent)), "sample"));
+  if (!has_raw_logprobs) return {};
+  kernels::RawLogprobsArgs raw;
+  raw.row_count = sample.row_count;
+  raw.vocabulary = sample.vocabulary;
+  raw.rows = sample.rows;
+  raw.logits = sample.logits;
+  raw.history = sample.history;
+  raw.history_stride = sample.history_stride;
+  raw.statuses = sample.statuses;
+  raw.outputs = sample.outputs;
+  raw.top_stride = sample.top_stride;
+  raw.top_tokens = sample.top_tokens;
+  raw.top_logprobs = sample.top_logprobs;
+  return check(kernels::raw_logprobs(raw, launch(is_dependent)), "raw_logprobs");
 }
 
 kernels::SampleArgs CudaRunner::sample_args(uint32_t parity) const {
@@ -609,6 +650,8 @@ CudaRunner::LateInputs CudaRunner::write_late_inputs(const Ticket& ticket) {
     if (row.is_held) continue;
     ++sampled_count;
     inputs.has_filters |= needs_filters(row.sampling);
+    inputs.has_raw_logprobs |= needs_raw_logprobs(row.sampling);
+    write_logprobs(row.sampling, &rows[i]);
     if (row.mask.empty()) continue;
     rows[i].mask_row = mask_count++;
     masks = std::copy(row.mask.begin(), row.mask.end(), masks);
@@ -632,7 +675,7 @@ Status CudaRunner::queue_late_samples(const Ticket& ticket, const LateInputs& in
   sample.bias_values = reinterpret_cast<const float*>(at(header->segments[kBiasValues].offset));
   sample.masks = reinterpret_cast<const uint32_t*>(at(inputs.masks));
   sample.outputs = pinned<kernels::SampleOutput>(parity, sizes_.late_outputs);
-  return check(kernels::sample(sample, launch(false)), "sample");
+  return queue_sample(sample, inputs.has_raw_logprobs, false);
 }
 
 // ---- commands

@@ -240,7 +240,34 @@ uint32_t sample_tempered(const Sampling& s, const float* logits, uint32_t vocabu
   return draw(c, s.seed, position);
 }
 
+// `max`: the largest logit, which is finite.
+SampleResult of_token(const float* logits, uint32_t vocabulary, float max, uint32_t token,
+                      uint32_t top, int32_t* top_tokens, float* top_logprobs) {
+  const double log_sum = math::log_of_weights(scan_weight_sum(logits, vocabulary, max));
+  SampleResult result;
+  result.token = static_cast<int32_t>(token);
+  result.logprob = math::log_probability(logits[token], max, log_sum);
+  if (top > 0)
+    result.top_count =
+        top_log_probabilities(logits, vocabulary, max, log_sum, top, top_tokens, top_logprobs);
+  return result;
+}
+
 }  // namespace
+
+bool changes_logits(const Sampling& sampling) {
+  return sampling.bias_count > 0 || sampling.mask != nullptr || has_penalty(sampling);
+}
+
+SampleResult token_logprob(const float* logits, uint32_t vocabulary, uint32_t token, uint32_t top,
+                           int32_t* top_tokens, float* top_logprobs) {
+  float max;
+  if (scan_max(logits, vocabulary, &max) && max != -kInfinity)
+    return of_token(logits, vocabulary, max, token, top, top_tokens, top_logprobs);
+  SampleResult result;
+  result.status = RowStatus::kNotFinite;
+  return result;
+}
 
 uint64_t sample_work_bytes(uint32_t vocabulary) {
   return kHistogramCount * sizeof(uint64_t) +
@@ -256,11 +283,13 @@ SampleResult sample(const float* logits, uint32_t vocabulary, const Sampling& sa
   float max;
   if (!scan_max(logits, vocabulary, &max)) return result;
 
-  const bool penalized = has_penalty(sampling);
-  if (sampling.bias_count > 0 || sampling.mask != nullptr || penalized) {
+  const float* const raw = logits;
+  const bool is_changed = changes_logits(sampling);
+  if (is_changed) {
     std::copy(logits, logits + vocabulary, work.logits);
     apply_bias_and_mask(sampling, vocabulary, work.logits);
-    if (penalized) apply_penalties(sampling, vocabulary, history, position, work.ids, work.logits);
+    if (has_penalty(sampling))
+      apply_penalties(sampling, vocabulary, history, position, work.ids, work.logits);
     logits = work.logits;
     if (!scan_max(logits, vocabulary, &max)) return result;
   }
@@ -269,19 +298,14 @@ SampleResult sample(const float* logits, uint32_t vocabulary, const Sampling& sa
     return result;
   }
 
-  const double log_sum = math::log_of_weights(scan_weight_sum(logits, vocabulary, max));
-  if (sampling.top_logprobs > 0)
-    result.top_count = top_log_probabilities(logits, vocabulary, max, log_sum,
-                                             sampling.top_logprobs, top_tokens, top_logprobs);
   uint32_t token;
   if (sampling.temperature == 0.0f)
     token = scan_find(logits, vocabulary, max);
   else
     token = sample_tempered(sampling, logits, vocabulary, max, position, work);
-  result.logprob = math::log_probability(logits[token], max, log_sum);
-  result.status = RowStatus::kOk;
-  result.token = static_cast<int32_t>(token);
-  return result;
+  if (sampling.has_raw_logprobs && is_changed)
+    return token_logprob(raw, vocabulary, token, sampling.top_logprobs, top_tokens, top_logprobs);
+  return of_token(logits, vocabulary, max, token, sampling.top_logprobs, top_tokens, top_logprobs);
 }
 
 }  // namespace wcuda::ops

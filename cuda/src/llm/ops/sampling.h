@@ -8,8 +8,9 @@
 //      max(penalty_from, position - penalty_last_n) … position - 1, in f32:
 //        l = l > 0 ? l / repetition : l * repetition;  l = (l - count * frequency) - presence
 //      If a result is NaN or +infinity, the status is kNotFinite; if all are -infinity, kEmptyMask.
-//   4. Log probabilities are the log softmax of the logits after rule 3, without temperature. The
-//      alternatives are the top_logprobs largest above -infinity, equal ones by ascending id.
+//   4. Log probabilities are the log softmax of the logits after rule 3, without temperature; with
+//      has_raw_logprobs, of those before rule 2. The alternatives are the top_logprobs largest
+//      above -infinity, equal ones by ascending id.
 //   5. With temperature 0, the result is the largest logit; of equal ones, the lowest id. Otherwise
 //      y = (max - l) / temperature >= 0, and probabilities p = exp(-y) / sum are multiples of 2^-38
 //      of the largest. A token with less than half of that is excluded.
@@ -52,6 +53,9 @@ struct SampleResult {
   uint32_t top_count = 0;
 };
 
+// Returns whether bias, mask or penalties may change logits.
+bool changes_logits(const Sampling& sampling);
+
 // Draws the token for position `position`. `history` has the tokens of positions 0 … position - 1;
 // the function reads only those that penalties concern. `logits` (vocabulary) are not changed.
 // `work` is scratch of sample_work_bytes(vocabulary), aligned to 8. top_tokens and top_logprobs
@@ -60,6 +64,11 @@ uint64_t sample_work_bytes(uint32_t vocabulary);
 SampleResult sample(const float* logits, uint32_t vocabulary, const Sampling& sampling,
                     const int32_t* history, uint32_t position, void* work, int32_t* top_tokens,
                     float* top_logprobs);
+
+// Computes the log probability of a token from `logits` (vocabulary), and the `top` most likely
+// tokens. If a logit is NaN or +infinity, or all are -infinity, the status is kNotFinite.
+SampleResult token_logprob(const float* logits, uint32_t vocabulary, uint32_t token, uint32_t top,
+                           int32_t* top_tokens, float* top_logprobs);
 
 // Rejects values outside the ranges that worker_cuda.h states. The message names field and value.
 Status check_sampling(const Sampling& sampling, uint32_t vocabulary, uint32_t max_top_logprobs);
