@@ -40,14 +40,36 @@ fuzz_limits() {
   echo -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=$allocation_mb
 }
 
-# fuzz_run NAME OPTION…: from the committed corpus, new finds go to the build folder.
-fuzz_run() {
+# fuzz_command NAME OPTION…: sets FUZZ_COMMAND, which runs a target from the committed corpus; new finds go to the build
+# folder.
+fuzz_command() {
   local name=$1 build=$NATIVE/fuzz found=$NATIVE/fuzz/found/$1 dictionary=()
   shift
   mkdir -p "$found"
   [ -e "cuda/fuzz/$name.dict" ] && dictionary=(-dict="cuda/fuzz/$name.dict")
-  "$build/fuzz/${name}_fuzz" -artifact_prefix="$build/" $(fuzz_limits "$name") -print_final_stats=1 \
-    "${dictionary[@]}" "$@" "$found" "cuda/fuzz/corpus/$name"
+  FUZZ_COMMAND=("$build/fuzz/${name}_fuzz" -artifact_prefix="$build/" $(fuzz_limits "$name") -print_final_stats=1
+    "${dictionary[@]}" "$@" "$found" "cuda/fuzz/corpus/$name")
+}
+
+fuzz_run() {
+  fuzz_command "$@"
+  "${FUZZ_COMMAND[@]}"
+}
+
+# fuzz_for NAME CPU_SECONDS: a target until it has used this processor time, however busy the machine is. At SIGUSR1
+# libFuzzer ends after the input at hand, with success.
+fuzz_for() {
+  local name=$1 pid seconds log
+  log=$(mktemp)
+  fuzz_command "$name"
+  "${FUZZ_COMMAND[@]}" >"$log" 2>&1 &
+  pid=$!
+  while sleep 0.5 && seconds=$(cpu_seconds $pid own) && [ "$seconds" -lt "$2" ]; do :; done
+  kill -USR1 $pid 2>/dev/null || true # it may have found something and ended
+  wait $pid || { cat "$log"; return 1; }
+  awk -v name="$name" -v limit="$2" '/^stat::/ { print }
+    /^stat::number_of_executed_units/ { print "Done " $2 " runs of " name " in " limit " s of processor time" }' "$log"
+  rm "$log"
 }
 
 fuzz_replay() {
@@ -59,80 +81,123 @@ fuzz_replay() {
   done
 }
 
-# fuzz_share CPU_SECONDS: an eighth of this processor time for each target of ZCTL/1 and for transcripts; the others and
-# the C interface share the rest.
+# fuzz_share CPU_SECONDS: the targets' and the C interface's part of this processor time, the longest first. An eighth is
+# for each target of ZCTL/1 and for transcripts; the others and the C interface share the rest.
 fuzz_share() {
-  local others own=$(($1 / 8)) share
-  others=$(fuzz_targets | grep -vc ^zctl_)
-  share=$((($1 - 4 * own) / (others + 1)))
-  FUZZ_SECONDS_ZCTL=$own fuzz_all -max_total_time=$share
-  fuzz_abi fuzz 20000 $share
-  fuzz_transcripts $own
-}
-
-# fuzz_transcripts CPU_SECONDS: runs of proptest, by the tests that step "clippy and cargo test, every feature" has built.
-fuzz_transcripts() {
-  local cases=2000 runs=0 end BASHPID_OF_STEP=$BASHPID
-  end=$(($(children_cpu_seconds) + $1))
-  while [ $runs = 0 ] || [ "$(children_cpu_seconds)" -lt $end ]; do
-    runs=$((runs + 1))
-    PROPTEST_CASES=$cases with_clippy cargo_tested test --quiet --workspace \
-      --features "$(every_feature)" --test zctl_guest -- $TRANSCRIPT_PROPERTIES
+  local own=$(($1 / 8)) share name jobs=() parsers=()
+  for name in $(fuzz_targets); do
+    if [[ $name == zctl_* ]]; then jobs+=("fuzz_for $name $own"); else parsers+=("$name"); fi
   done
-  say "transcripts: $runs runs of $cases cases of each property"
+  share=$((($1 - 4 * own) / (${#parsers[@]} + 1)))
+  for name in "${parsers[@]}"; do jobs+=("fuzz_for $name $share"); done
+  jobs+=("fuzz_abi fuzz 20000 1 $((share / 2))" "fuzz_abi fuzz 20000 4 $((share / 2))")
+  fuzz_jobs "${jobs[@]}"
 }
 
-# fuzz_abi FOLDER CALLS CPU_SECONDS: runs of so many calls on 1 and 4 threads in turn, each with a seed of its own, at
-# least one of both, until the processor time is spent.
+# fuzz_transcripts PROGRAM CPU_SECONDS: runs of proptest by this test program, until the processor time is spent.
+fuzz_transcripts() {
+  local cases=1000 runs=0 end pid=$BASHPID log
+  log=$(mktemp)
+  end=$(($(cpu_seconds $pid children) + $2))
+  while [ $runs = 0 ] || [ "$(cpu_seconds $pid children)" -lt $end ]; do
+    runs=$((runs + 1))
+    PROPTEST_CASES=$cases "$1" --quiet $TRANSCRIPT_PROPERTIES >"$log" 2>&1 || { cat "$log"; return 1; }
+  done
+  rm "$log"
+  say "Done $runs runs of $cases transcripts of each property"
+}
+
+# The test program of the transcripts, as the step "clippy and cargo test, every feature" has built it.
+transcripts_program() {
+  with_clippy cargo_tested test --quiet --no-run --message-format=json --workspace --features "$(every_feature)" \
+    --test zctl_guest | python3 -c '
+import json, sys
+for message in map(json.loads, sys.stdin):
+    if message.get("executable") and message["target"]["src_path"] == sys.argv[1]:
+        print(message["executable"])' "$ROOT/tests/zctl_guest.rs"
+}
+
+# fuzz_abi FOLDER CALLS THREADS CPU_SECONDS: runs of so many calls, each with a seed of its own, until the processor time
+# is spent, at least one.
 fuzz_abi() {
-  local build=$NATIVE/$1 seed=0 end BASHPID_OF_STEP=$BASHPID
-  end=$(($(children_cpu_seconds) + $3))
-  mkdir -p "$build/abi-cache"
-  while [ $seed -lt 2 ] || [ "$(children_cpu_seconds)" -lt $end ]; do
+  local build=$NATIVE/$1 seed=0 end pid=$BASHPID
+  end=$(($(cpu_seconds $pid children) + $4))
+  mkdir -p "$build/abi-cache-$3"
+  while [ $seed = 0 ] || [ "$(cpu_seconds $pid children)" -lt $end ]; do
     seed=$((seed + 1))
     ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1 \
-      "$build/fuzz/abi_fuzz" "$2" $((seed % 2 == 1 ? 1 : 4)) $seed "$build/abi-cache"
+      "$build/fuzz/abi_fuzz" "$2" "$3" $seed "$build/abi-cache-$3"
   done
-  say "the C interface: $seed runs of $2 calls"
+  say "Done $seed runs of $2 calls of the C interface, threads: $3"
 }
 
-# Processor time of the commands that this shell has waited for.
-children_cpu_seconds() {
-  # Fields cutime and cstime, in hundredths, of the shell itself, not of the subshell that asks.
-  awk '{ sub(/.*\) /, ""); print int(($14 + $15) / 100) }' "/proc/$BASHPID_OF_STEP/stat"
+# cpu_seconds PID own|children: processor time of a process, or of those it has waited for; fails where it has ended.
+cpu_seconds() {
+  local first=14
+  [ "$2" = own ] || first=16
+  awk -v first=$first '{ sub(/.*\) /, ""); print int(($(first - 2) + $(first - 1)) / 100) }' "/proc/$1/stat" 2>/dev/null
 }
 
-# fuzz_all OPTION…: every target with these options, as many at a time as there are cores. FUZZ_SECONDS_ZCTL is the time
-# of those of ZCTL/1, where it is set.
-fuzz_all() {
-  local name pids=() status=0 pid more
-  mkdir -p "$NATIVE/fuzz/logs"
-  for name in $(fuzz_targets); do
+# fuzz_jobs COMMAND_LINE…: these in their order, as many at a time as there are cores. Shows the closing lines of each, or
+# the end of what those that failed have printed.
+fuzz_jobs() {
+  local job pids=() status=0 i log logs=$NATIVE/fuzz/logs
+  local TIMEFORMAT="processor time: %U s user, %S s system"
+  mkdir -p "$logs"
+  for job in "$@"; do
     while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do sleep 0.2; done
-    more=()
-    [[ $name == zctl_* ]] && more=(${FUZZ_SECONDS_ZCTL:+-max_total_time=$FUZZ_SECONDS_ZCTL})
-    (
-      TIMEFORMAT="processor time: %U s user, %S s system"
-      time fuzz_run "$name" "$@" "${more[@]}"
-    ) >"$NATIVE/fuzz/logs/$name.log" 2>&1 &
+    { time $job; } >"$logs/${job// /_}.log" 2>&1 &
     pids+=($!)
   done
-  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
-  for name in $(fuzz_targets); do
-    say "== $name"
-    if [ $status = 0 ]; then
-      grep -E '^Done |^stat::|^processor time' "$NATIVE/fuzz/logs/$name.log" || true
+  for job in "$@"; do
+    log=$logs/${job// /_}.log
+    say "== $job"
+    if wait "${pids[0]}"; then
+      grep -E '^Done |^stat::|^processor time' "$log" || true
     else
-      tail -n 40 "$NATIVE/fuzz/logs/$name.log"
+      status=1
+      tail -n 40 "$log"
     fi
+    pids=("${pids[@]:1}")
   done
   return $status
 }
 
+# Every target with these options.
+fuzz_all() {
+  local name jobs=()
+  for name in $(fuzz_targets); do jobs+=("fuzz_run $name $*"); done
+  fuzz_jobs "${jobs[@]}"
+}
+
+# Fuzzing takes a quarter of the run's processor time: at the lowest priority it uses what the other steps leave idle.
+fuzz_early() {
+  FUZZ_STEP="fuzz, $1 s of processor time"
+  FUZZ_DIGEST="$1 $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels src/zctl tests/zctl_guest.rs)"
+  unchanged "$FUZZ_STEP" "$FUZZ_DIGEST" || early "fuzz" when_idle fuzz_share "$1"
+}
+
+# After the step that has built them. Their program is looked up here: Cargo locks its folder, for which the next step
+# would wait if Cargo ran at low priority.
+fuzz_early_transcripts() {
+  unchanged "$FUZZ_STEP" "$FUZZ_DIGEST" && return
+  early "transcripts" when_idle fuzz_transcripts "$(transcripts_program)" $(($1 / 8))
+}
+
+# when_idle COMMAND…: at the lowest priority, once the targets are built.
+when_idle() {
+  renice -n 19 "$BASHPID" >/dev/null
+  waited "fuzz targets"
+  "$@"
+}
+
+fuzz_joined() {
+  joined fuzz
+  joined transcripts
+}
+
 fuzz_steps() {
-  [ -n "$(fuzz_targets)" ] || return 0
   step "fuzz targets" joined "fuzz targets"
   step "fuzz corpora" fuzz_replay
-  step_unless_unchanged "fuzz, $1 s of processor time" "$1 $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels src/zctl tests/zctl_guest.rs)" \
-    fuzz_share "$1"
+  step_unless_unchanged "$FUZZ_STEP" "$FUZZ_DIGEST" fuzz_joined
 }

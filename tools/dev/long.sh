@@ -29,13 +29,19 @@ long_steps() {
     fuzz_all -runs=$FUZZ_EXECUTIONS
   step_unless_unchanged "$FUZZ_EXECUTIONS calls of the C interface" \
     "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels tools/abi)" \
-    fuzz_abi fuzz $((FUZZ_EXECUTIONS / 2)) 0
+    fuzz_abi_threads fuzz
   step "fuzz target of the C interface, TSan" fuzz_build fuzz-tsan thread
   step_unless_unchanged "$FUZZ_EXECUTIONS calls of the C interface, TSan" \
     "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels tools/abi)" \
-    fuzz_abi fuzz-tsan $((FUZZ_EXECUTIONS / 2)) 0
+    fuzz_abi_threads fuzz-tsan
   source tools/dev/mutants.sh
   mutants_steps
+}
+
+# Half of the calls on 1 thread, half on 4.
+fuzz_abi_threads() {
+  fuzz_abi "$1" $((FUZZ_EXECUTIONS / 2)) 1 0
+  fuzz_abi "$1" $((FUZZ_EXECUTIONS / 2)) 4 0
 }
 
 # Answers of the real model: at least 190 of 200 end by themselves, and all of those have their schema.

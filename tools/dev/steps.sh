@@ -66,10 +66,17 @@ early() {
 
 # joined NAME: waits for what `early NAME` began; its output and exit status.
 joined() {
-  local log=$STEP_LOGS/early-${1//[^a-zA-Z0-9.-]/_}.log
-  tail --pid="$(cat "$log.pid")" -f /dev/null
+  local log=$STEP_LOGS/early-${1//[^a-zA-Z0-9.-]/_}.log status=0
+  waited "$1" || status=$?
   cat "$log"
   cat "$log.times" >>"$STEP_TIMES"
+  return $status
+}
+
+# waited NAME: waits for what `early NAME` began; its exit status.
+waited() {
+  local log=$STEP_LOGS/early-${1//[^a-zA-Z0-9.-]/_}.log
+  tail --pid="$(cat "$log.pid")" -f /dev/null
   return "$(cat "$log.status")"
 }
 
@@ -103,12 +110,19 @@ fingerprint() {
   find "$@" -type f -print0 | sort -z | xargs -0 -r sha256sum | sha256sum | cut -d' ' -f1
 }
 
+# Where a passed step keeps the digest of what it depends on.
+passed_stamp() { echo "$TARGET/dev/passed/${1//[^a-zA-Z0-9.-]/_}"; }
+
+# unchanged NAME DIGEST: whether that step has passed with this digest.
+unchanged() { [ "$(head -n1 "$(passed_stamp "$1")" 2>/dev/null)" = "$2" ]; }
+
 # step_unless_unchanged NAME DIGEST COMMAND…: a long step that already passed with this digest of all
 # it depends on is not run again; it says so.
 step_unless_unchanged() {
-  local name=$1 digest=$2 stamp=$TARGET/dev/passed/${1//[^a-zA-Z0-9.-]/_}
+  local name=$1 digest=$2 stamp
+  stamp=$(passed_stamp "$1")
   shift 2
-  if [ "$(head -n1 "$stamp" 2>/dev/null)" = "$digest" ]; then
+  if unchanged "$name" "$digest"; then
     printf 'ok      unchanged   %s (passed %s)\n' "$name" "$(date -r "$stamp" '+%F %H:%M')"
     local line
     while IFS= read -r line; do CLOSING_LINES+=("$line"); done < <(tail -n +2 "$stamp")

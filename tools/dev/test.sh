@@ -39,12 +39,14 @@ command_test() {
   fi
   lint_steps
   early "CUDA library, sm_90a" cuda_library_90a
+  fuzz_early "$FUZZ_CPU_SECONDS"
   step "header alone" header_alone
   local sources
   sources=$(sources_digest)
   step_unless_unchanged "ctest" "$sources" ctest_native host --timeout 300
   step "clippy, no features" clippy_no_features
   step_unless_unchanged "clippy and cargo test, every feature" "$sources" test_every_feature
+  fuzz_early_transcripts "$FUZZ_CPU_SECONDS"
   step_unless_unchanged "cargo test, no features" "$sources" cargo_test -p worker-cuda --lib --no-default-features
   step "rustdoc" rustdoc_strict worker-cuda
   step_unless_unchanged "examples" "$sources" run_examples
@@ -57,7 +59,7 @@ command_test() {
   step_unless_unchanged "without a toolkit" "$sources" without_toolkit
   source tools/dev/fidelity.sh
   fidelity_steps
-  fuzz_steps "$FUZZ_CPU_SECONDS"
+  fuzz_steps
   if [ "$kind" = --long ]; then
     source tools/dev/long.sh
     long_steps
