@@ -171,6 +171,8 @@ fn the_next_step_is_planned_before_the_last_one_is_read() {
         token: 50,
         index: 0,
         row: 0,
+        offset: 0,
+        drafts: 0,
     };
     assert_eq!(
         events,
@@ -191,7 +193,9 @@ fn the_next_step_is_planned_before_the_last_one_is_read() {
             EventKind::Token {
                 token: 52,
                 index: 2,
-                row: 0
+                row: 0,
+                offset: 0,
+                drafts: 0,
             }
         )
     );
@@ -235,6 +239,7 @@ fn an_itl_target_shrinks_prompts_to_what_the_costs_leave_and_at_least_a_quarter(
         decode_row: ms(1),
         prefill_token: Duration::from_micros(prefill_us),
         restore_page: ZERO,
+        lone_step: ZERO,
     };
     let a = submit(&mut scheduler, 1, 3, 50);
     let b = submit(&mut scheduler, 2, 300, 5);
@@ -505,7 +510,9 @@ fn a_preempted_text_is_computed_again_and_continues() {
             EventKind::Token {
                 token: 80,
                 index: 5,
-                row: 0
+                row: 0,
+                offset: 0,
+                drafts: 0,
             }
         )
     );
@@ -1243,6 +1250,8 @@ fn a_token_that_is_not_allowed_any_more_is_dropped_and_drawn_again_when_it_is() 
         token: 51,
         index: 1,
         row: 0,
+        offset: 0,
+        drafts: 0,
     };
     assert_eq!(events, [(id, token)]);
 }

@@ -13,8 +13,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use worker_cuda::scheduler::{
-    Config, Costs, EndReason, Event, EventKind, MAX_PRIORITY, PageSharing, Plan, Request,
-    RequestId, Row, RowOutcome, Salt, Scheduler, Stats, StepOutcome, Token,
+    Config, Costs, EndReason, Event, EventKind, MAX_DRAFTS, MAX_PRIORITY, PageSharing, Plan,
+    Request, RequestId, Row, RowOutcome, Salt, Scheduler, Stats, StepOutcome, Token,
 };
 
 #[cfg(feature = "text")]
@@ -38,6 +38,7 @@ struct Setup {
     page_count: u32,
     max_sequences: u32,
     extra_budget: u32,
+    max_draft_tokens: u32,
     max_queued: u32,
     max_queued_tokens: u64,
     max_saved_pages: u32,
@@ -56,6 +57,8 @@ enum Op {
     Resume(usize),
     /// Limits a request to so many more tokens, or to none less.
     Allow(usize, Option<u32>),
+    /// Proposes so many drafts to each request. They are right, except for one of them.
+    Guess(usize, usize),
     Step,
     Wait,
     Pass(Duration),
@@ -91,6 +94,7 @@ fn setups() -> impl Strategy<Value = Setup> {
         prop::bool::weighted(0.2),
         any::<bool>(),
         prop_oneof![1 => Just(PageSharing::None), 3 => Just(PageSharing::Cached)],
+        prop_oneof![1 => Just(0), 3 => 1..40u32],
     )
         .prop_map(
             |(
@@ -103,6 +107,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 loses_saves,
                 itl,
                 page_sharing,
+                max_draft_tokens,
             )| {
                 Setup {
                     page_tokens,
@@ -111,6 +116,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                     page_count,
                     max_sequences,
                     extra_budget: extra,
+                    max_draft_tokens,
                     max_queued,
                     max_queued_tokens: u64::from(4 * page_count * page_tokens),
                     max_saved_pages: saved,
@@ -169,6 +175,7 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => any::<usize>().prop_map(Op::Resume),
         3 => (any::<usize>(), option::weighted(0.8, 0..3u32))
             .prop_map(|(at, more)| Op::Allow(at, more)),
+        6 => (0..18usize, 0..24usize).prop_map(|(count, wrong)| Op::Guess(count, wrong)),
         12 => Just(Op::Step),
         10 => Just(Op::Wait),
         1 => (0..70_000u64).prop_map(|ms| Op::Pass(Duration::from_millis(ms))),
@@ -188,6 +195,10 @@ struct Seen {
     /// Tokens that it may have generated, and how many that are being sampled are past them.
     allowed: u32,
     dropped: u32,
+    /// Has proposed drafts.
+    is_guessed: bool,
+    /// Least that it was allowed since its row with drafts was planned.
+    run_limit: u32,
     ended: Option<EndReason>,
     /// Its prompt is computed, so that it must be in each step.
     caught_up: bool,
@@ -301,6 +312,7 @@ impl<E: TestEngine> World<E> {
         // A budget whose quarter is a page, or more.
         config.token_budget =
             (4 * setup.page_tokens).max(2 * setup.max_sequences) + setup.extra_budget;
+        config.max_draft_tokens = setup.max_draft_tokens;
         config.max_sequence_tokens = setup.sequence_tokens;
         config.max_queued = setup.max_queued;
         config.max_queued_tokens = setup.max_queued_tokens;
@@ -314,6 +326,7 @@ impl<E: TestEngine> World<E> {
             decode_row: Duration::from_micros(700),
             prefill_token: Duration::from_micros(600),
             restore_page: Duration::from_micros(1500),
+            lone_step: Duration::from_micros(300),
         };
         let engine = engine(&config, costs);
         let mut scheduler = Scheduler::new(config).unwrap();
@@ -355,6 +368,7 @@ impl<E: TestEngine> World<E> {
                     self.allow(id, *more);
                 }
             }
+            Op::Guess(count, wrong) => self.guess(*count, *wrong),
             Op::Step => self.step(),
             Op::Wait => self.wait(),
             Op::Pass(time) => self.now += *time,
@@ -390,7 +404,24 @@ impl<E: TestEngine> World<E> {
         seen.allowed = tokens.unwrap_or(u32::MAX);
         let past = (seen.generated() + seen.sampling).saturating_sub(seen.allowed);
         seen.dropped = seen.dropped.max(past.min(seen.sampling));
+        seen.run_limit = seen.run_limit.min(seen.allowed);
         self.scheduler.allow(id, tokens);
+    }
+
+    fn guess(&mut self, count: usize, wrong: usize) {
+        let most = self.context_tokens() as usize;
+        for (id, seen) in &mut self.seen {
+            if seen.ended.is_some() {
+                continue;
+            }
+            let mut text = seen.text.clone();
+            for at in 0..count.min((most + 1).saturating_sub(text.len())) {
+                let right = self.engine.solo_token(&text);
+                text.push((right + u32::from(at == wrong)) % VOCABULARY);
+            }
+            seen.is_guessed = count > 0;
+            self.scheduler.propose(*id, &text[seen.text.len()..]);
+        }
     }
 
     fn submit(&mut self, submission: &Submission) {
@@ -436,6 +467,8 @@ impl<E: TestEngine> World<E> {
                 paused: false,
                 allowed: submission.allowed.unwrap_or(u32::MAX),
                 dropped: 0,
+                is_guessed: false,
+                run_limit: u32::MAX,
                 ended: None,
                 caught_up: false,
                 sampling: 0,
@@ -468,6 +501,11 @@ impl<E: TestEngine> World<E> {
             return;
         }
         let plan = self.scheduler.schedule(self.now).clone();
+        if self.waits_for_step(&plan) {
+            let events = self.scheduler.events().collect();
+            self.take_events(events, None);
+            return;
+        }
         assert_eq!(
             plan.resets_engine(),
             std::mem::take(&mut self.step_after_fault)
@@ -476,6 +514,7 @@ impl<E: TestEngine> World<E> {
         let started = self.take_events(events, None);
         self.check_order(&started);
         self.check_rows(&plan);
+        self.check_drafts(&plan);
         self.follow_sequences(&plan);
         self.check_decode_rows(&plan);
 
@@ -514,6 +553,7 @@ impl<E: TestEngine> World<E> {
                 seen.rows_in_flight += 1;
                 seen.sampling += u32::from(row.samples);
                 seen.caught_up |= row.samples;
+                seen.run_limit = u32::MAX;
             }
             self.in_flight.push_back(plan.clone());
         }
@@ -599,6 +639,33 @@ impl<E: TestEngine> World<E> {
         }
     }
 
+    /// Drafts are in one step at a time, and no more than budget and texts have room for.
+    fn check_drafts(&self, plan: &Plan) {
+        let in_flight = self.in_flight.front().map_or(0, Plan::draft_count);
+        assert!(in_flight == 0 || plan.is_empty(), "drafts are in flight");
+        assert!(plan.draft_count() <= self.setup.max_draft_tokens);
+        assert!(plan.draft_count() == 0 || self.in_flight.is_empty());
+        for row in plan.rows().iter().filter(|row| !row.drafts.is_empty()) {
+            let seen = &self.seen[&row.request];
+            let most = seen.submission.max_tokens.unwrap_or(u32::MAX);
+            let left = most.min(seen.allowed) - seen.generated();
+            assert!(row.samples && row.token_count == 1);
+            assert!(row.drafts.len() <= MAX_DRAFTS.min(left as usize - 1));
+            let end = row.first_position + row.token_count + row.drafts.len() as u32;
+            assert!(end <= self.setup.sequence_tokens);
+        }
+    }
+
+    /// Whether nothing is planned because the step in flight has drafts, or the next one should have some.
+    fn waits_for_step(&self, plan: &Plan) -> bool {
+        let Some(step) = self.in_flight.front() else {
+            return false;
+        };
+        let mut live = self.seen.values().filter(|seen| seen.ended.is_none());
+        let may_draft = self.setup.max_draft_tokens > 0 && live.any(|seen| seen.is_guessed);
+        plan.is_empty() && (step.draft_count() > 0 || may_draft)
+    }
+
     /// Follows which request has which sequence.
     fn follow_sequences(&mut self, plan: &Plan) {
         if plan.resets_engine() {
@@ -681,13 +748,20 @@ impl<E: TestEngine> World<E> {
         };
         let ids = plan.rows().iter().map(|row| row.request);
         let tokens: HashMap<_, _> = ids.map(|id| (id, self.seen[&id].generated())).collect();
+        let mut runs = Vec::new(); // requests and tokens of rows with drafts
         for (row, outcome) in plan.rows().iter().zip(&outcomes) {
             let seen = self.seen.get_mut(&row.request).unwrap();
             let is_dropped = row.samples && seen.sampling <= seen.dropped;
             seen.dropped -= u32::from(is_dropped);
+            if let (RowOutcome::Drafted { held, .. }, false) = (outcome, is_dropped)
+                && seen.ended.is_none()
+            {
+                runs.push((row.request, held + 1));
+            }
             seen.rows_in_flight -= 1;
             seen.sampling -= u32::from(row.samples);
-            let is_repeated = is_dropped || !matches!(outcome, RowOutcome::Ok(_));
+            let is_repeated =
+                is_dropped || !matches!(outcome, RowOutcome::Ok(_) | RowOutcome::Drafted { .. });
             seen.excused = seen.rows_in_flight > 0 && (seen.excused || is_repeated);
             let is_prompt = row.token_count > 1 || tokens[&row.request] == 0;
             if is_prompt && is_repeated {
@@ -695,6 +769,12 @@ impl<E: TestEngine> World<E> {
             }
         }
         self.take_events(events, Some((&plan, &outcomes)));
+        for (id, count) in runs {
+            let seen = &self.seen[&id];
+            let (before, left) = (tokens[&id], seen.run_limit - tokens[&id]);
+            let is_whole = seen.generated() - before == count.min(left);
+            assert!(seen.ended.is_some() || is_whole, "{id:?} of {count}");
+        }
     }
 
     /// Checks events against the text of the request alone; returns the requests that started.
@@ -720,16 +800,32 @@ impl<E: TestEngine> World<E> {
                     seen.started = true;
                     started.push(request);
                 }
-                EventKind::Token { token, index, row } => {
+                EventKind::Token {
+                    token,
+                    index,
+                    row,
+                    offset,
+                    drafts,
+                } => {
                     assert_eq!(index, seen.generated());
+                    assert!(index < seen.run_limit, "not allowed");
                     assert_eq!(
                         token,
                         self.engine.solo_token(&seen.text),
                         "the text of the request alone"
                     );
                     let (plan, outcomes) = step.expect("tokens come from steps");
-                    assert_eq!(plan.rows()[row as usize].request, request);
-                    assert_eq!(outcomes[row as usize], RowOutcome::Ok(Some(token)));
+                    let planned = &plan.rows()[row as usize];
+                    assert_eq!(planned.request, request);
+                    assert_eq!(planned.drafts.len(), drafts as usize);
+                    let run = match outcomes[row as usize] {
+                        RowOutcome::Drafted { held, token } => {
+                            [&plan.tokens(planned.drafts)[..held as usize], &[token]].concat()
+                        }
+                        RowOutcome::Ok(Some(token)) => vec![token],
+                        outcome => panic!("a token of {outcome:?}"),
+                    };
+                    assert_eq!(run[offset as usize], token);
                     assert!(seen.submission.ignore_end || token != END_TOKEN);
                     seen.text.push(token);
                 }
@@ -778,6 +874,7 @@ impl<E: TestEngine> World<E> {
         }
         let mut steps = 0;
         while !self.scheduler.is_idle() {
+            self.run(&Op::Guess(5, steps % 7));
             self.run(&Op::Step);
             self.run(&Op::Step);
             self.run(&Op::Wait);

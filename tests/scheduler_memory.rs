@@ -96,10 +96,13 @@ impl Caller {
         if !plan.rows().is_empty() {
             let outcomes = &mut self.outcomes[self.in_flight.len()];
             outcomes.clear();
-            let sampled = plan
-                .rows()
-                .iter()
-                .map(|row| RowOutcome::Ok(row.samples.then_some(row.first_position % 17)));
+            let sampled = plan.rows().iter().map(|row| match row.drafts.len() as u32 {
+                0 => RowOutcome::Ok(row.samples.then_some(row.first_position % 17)),
+                drafts => RowOutcome::Drafted {
+                    held: row.first_position % (drafts + 1),
+                    token: 5,
+                },
+            });
             outcomes.extend(sampled);
             self.in_flight.push_back(plan.step());
         }
@@ -120,6 +123,11 @@ impl Caller {
                 EventKind::Ended(_) => self.ended += 1,
                 EventKind::Token { .. } => self.tokens += 1,
                 _ => {}
+            }
+        }
+        if self.now.as_millis().is_multiple_of(8) {
+            for &id in &self.live {
+                self.scheduler.propose(id, &[4, 3, 2, 1]);
             }
         }
         self.outcomes.swap(0, 1);
@@ -146,6 +154,7 @@ fn a_hundred_thousand_requests_allocate_nothing_after_a_warm_up() {
     config.token_budget = 64;
     config.max_sequence_tokens = 64;
     config.max_saved_pages = 8;
+    config.max_draft_tokens = 20;
     let mut scheduler = Scheduler::new(config).unwrap();
     scheduler.set_costs(Costs {
         prefill_token: Duration::from_micros(100),
@@ -173,7 +182,9 @@ fn a_hundred_thousand_requests_allocate_nothing_after_a_warm_up() {
     assert_eq!((ALLOCATIONS.get(), LIVE_BYTES.get()), (allocations, live));
     let stats = caller.scheduler.stats();
     assert!(
-        stats.preemptions > 100 && stats.cached_tokens > REQUESTS,
+        stats.preemptions > 100
+            && stats.cached_tokens > REQUESTS
+            && stats.accepted_draft_tokens > REQUESTS / 10,
         "{stats:?}"
     );
     while !caller.scheduler.is_idle() {

@@ -26,6 +26,7 @@ const COSTS: Costs = Costs {
     decode_row: Duration::from_micros(10),
     prefill_token: Duration::from_micros(10),
     restore_page: Duration::from_micros(1),
+    lone_step: Duration::ZERO,
 };
 
 #[derive(Clone, Debug)]

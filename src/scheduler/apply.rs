@@ -41,7 +41,8 @@ impl Scheduler {
             StepOutcome::Done(outcomes) => {
                 let step = self.in_flight.remove(0);
                 for (at, (row, &outcome)) in step.rows.iter().zip(outcomes).enumerate() {
-                    self.apply_row(at as u32, row, outcome);
+                    let drafts = &step.drafts[row.drafts.start as usize..][..row.drafts.len()];
+                    self.apply_row(at as u32, row, drafts, outcome);
                 }
                 self.spare_steps.push(step);
             }
@@ -70,11 +71,27 @@ impl Scheduler {
             if matches!(outcome, RowOutcome::Ok(token) if token.is_some() != samples) {
                 return Err(ApplyError::Sampled { row, samples });
             }
+            let drafts = planned.drafts.len() as u32;
+            match *outcome {
+                RowOutcome::Drafted { .. } if !samples => {
+                    return Err(ApplyError::Sampled { row, samples });
+                }
+                RowOutcome::Drafted { held, .. } if held > drafts => {
+                    return Err(ApplyError::Drafts { row, held, drafts });
+                }
+                _ => {}
+            }
         }
         Ok(())
     }
 
-    fn apply_row(&mut self, at: u32, row: &RowInFlight, outcome: RowOutcome) {
+    fn apply_row(&mut self, at: u32, row: &RowInFlight, drafts: &[Token], outcome: RowOutcome) {
+        let held = match outcome {
+            RowOutcome::Drafted { held, .. } => &drafts[..held as usize],
+            _ => &[],
+        };
+        self.totals.draft_tokens += drafts.len() as u64;
+        self.totals.accepted_draft_tokens += held.len() as u64;
         let Some(index) = self.find(row.request) else {
             return; // it ended while the step ran
         };
@@ -85,14 +102,18 @@ impl Scheduler {
         entry.sampling -= u32::from(row.samples);
         entry.late -= u32::from(row.is_late);
         entry.is_held &= !row.is_late;
+        entry.drafted -= drafts.len() as u32;
         let continues_failed = std::mem::take(&mut entry.is_rolled_back);
         match outcome {
-            RowOutcome::Ok(_) if continues_failed => self.roll_back(index, row),
-            RowOutcome::Ok(_) if is_dropped => self.drop_token(index, row),
-            RowOutcome::Ok(token) => {
-                entry.held_rows = 0;
-                self.publish(index, row);
-                self.take_token(index, at, token);
+            RowOutcome::Ok(_) | RowOutcome::Drafted { .. } if continues_failed => {
+                self.roll_back(index, row);
+            }
+            RowOutcome::Ok(_) | RowOutcome::Drafted { .. } if is_dropped => {
+                self.drop_token(index, row);
+            }
+            RowOutcome::Ok(token) => self.take_tokens(index, at, row, held, token),
+            RowOutcome::Drafted { token, .. } => {
+                self.take_tokens(index, at, row, held, Some(token));
             }
             RowOutcome::Held => {
                 entry.held_rows += 1;
@@ -108,8 +129,44 @@ impl Scheduler {
         }
     }
 
+    /// Takes the drafts that hold and the token after them. After each, the row has computed one more position.
+    fn take_tokens(
+        &mut self,
+        index: u32,
+        at: u32,
+        row: &RowInFlight,
+        held: &[Token],
+        last: Option<Token>,
+    ) {
+        self.entries[index as usize].held_rows = 0;
+        let (mut first, mut end) = (row.first_position, row.first_position + row.token_count);
+        let drafts = row.drafts.len() as u32;
+        for (offset, token) in (0..).zip(held.iter().copied().map(Some).chain([last])) {
+            self.publish(index, row, first, end);
+            self.take_token(index, (at, offset, drafts), token);
+            if drafts == 0 || self.find(row.request).is_none() {
+                return;
+            }
+            let entry = &mut self.entries[index as usize];
+            if offset == held.len() as u32 {
+                break;
+            }
+            if offset + 1 == entry.run_limit {
+                // The engine's sequence has the drafts that hold.
+                self.truncate(index, row);
+                break;
+            }
+            (first, end) = (end, end + 1);
+            entry.computed = end;
+        }
+        self.charge(index);
+        if let State::Running(sequence) = self.entries[index as usize].state {
+            self.trim(sequence, end); // of the drafts that do not hold
+        }
+    }
+
     /// Makes the pages that a row has filled shareable, if the request still has the sequence.
-    fn publish(&mut self, index: u32, row: &RowInFlight) {
+    fn publish(&mut self, index: u32, row: &RowInFlight, first: u32, end: u32) {
         let page_tokens = self.config.page_tokens;
         let entry = &mut self.entries[index as usize];
         let State::Running(sequence) = entry.state else {
@@ -118,8 +175,7 @@ impl Scheduler {
         if entry.admission != row.admission || self.config.page_sharing == PageSharing::None {
             return;
         }
-        let end = row.first_position + row.token_count;
-        for page in row.first_position / page_tokens..end / page_tokens {
+        for page in first / page_tokens..end / page_tokens {
             let key = self.tokens.key(&mut entry.tokens, page);
             let held = self.sequences[sequence as usize].pages[page as usize];
             let is_new = self.pool.publish(held, &key);
@@ -147,7 +203,13 @@ impl Scheduler {
         }
     }
 
-    fn take_token(&mut self, index: u32, row: u32, token: Option<Token>) {
+    /// Takes a token from its row, place in the row and number of drafts.
+    fn take_token(
+        &mut self,
+        index: u32,
+        (row, offset, drafts): (u32, u32, u32),
+        token: Option<Token>,
+    ) {
         let entry = &mut self.entries[index as usize];
         let Some(token) = token else {
             let is_complete = entry.max_tokens == 0 && entry.computed == entry.tokens.len;
@@ -160,11 +222,14 @@ impl Scheduler {
             self.end(index, EndReason::EndToken(token));
             return;
         }
+        entry.guesses.take(token);
         self.tokens.push(&mut entry.tokens, token);
         let kind = EventKind::Token {
             token,
             index: entry.generated() - 1,
             row,
+            offset,
+            drafts,
         };
         let request = entry.id(index);
         self.events.push(Event { request, kind });
@@ -189,6 +254,12 @@ impl Scheduler {
         let entry = &mut self.entries[index as usize];
         // Without its sequence too: the engine does not know that the row in flight continues a dropped token.
         entry.is_rolled_back = entry.rows_in_flight > 0;
+        self.truncate(index, row);
+    }
+
+    /// Shortens the engine's sequence to what is computed.
+    fn truncate(&mut self, index: u32, row: &RowInFlight) {
+        let entry = &self.entries[index as usize];
         if let State::Running(sequence) = entry.state
             && entry.admission == row.admission
         {
@@ -227,6 +298,7 @@ impl Scheduler {
                     (entry.rows_in_flight, entry.sampling) = (0, 0);
                     (entry.dropped, entry.is_rolled_back) = (0, false);
                     (entry.late, entry.is_held) = (0, false);
+                    entry.drafted = 0;
                 }
             }
             self.spare_steps.push(step);

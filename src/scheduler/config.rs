@@ -37,6 +37,8 @@ pub struct Config {
     pub max_sequences: u32,
     /// Most tokens of a step.
     pub token_budget: u32,
+    /// Most [draft tokens](super::Scheduler::propose) of a step, over all rows; 0: rows have none.
+    pub max_draft_tokens: u32,
     /// Most positions of one sequence.
     pub max_sequence_tokens: u32,
     /// Most requests that wait for their first step.
@@ -96,6 +98,7 @@ impl Config {
             page_count,
             max_sequences,
             token_budget,
+            max_draft_tokens: 0,
             max_sequence_tokens: u32::try_from(pool_tokens).unwrap_or(u32::MAX),
             max_queued: 1024,
             max_queued_tokens: 4 * pool_tokens,
@@ -174,8 +177,9 @@ impl fmt::Display for ConfigError {
 
 impl Error for ConfigError {}
 
-/// What work takes on this device, as measured. The ITL target and the choice between saving and
-/// recomputing depend on it; all zero (the default) means unknown, and then neither has an effect.
+/// What work takes on this device, as measured. The ITL target, the choice between saving and recomputing, and the
+/// number of draft tokens depend on it. All zero (the default) means unknown: then the first two have no effect, and
+/// rows get all drafts that are proposed.
 ///
 /// ```
 /// use std::time::Duration;
@@ -189,6 +193,7 @@ impl Error for ConfigError {}
 ///     decode_row: Duration::from_micros(30),
 ///     prefill_token: Duration::from_micros(20),
 ///     restore_page: Duration::from_micros(150),
+///     lone_step: Duration::from_micros(100),
 /// });
 /// # Ok::<(), worker_cuda::scheduler::ConfigError>(())
 /// ```
@@ -196,12 +201,14 @@ impl Error for ConfigError {}
 pub struct Costs {
     /// A step, whatever its rows.
     pub step: Duration,
-    /// Each row that continues a text by one token.
+    /// Each row that continues a text by one token, and each draft token.
     pub decode_row: Duration,
     /// Each token of a prompt.
     pub prefill_token: Duration,
     /// Each page of a saved sequence, when it is restored.
     pub restore_page: Duration,
+    /// More for a step that is planned while none is in flight: what happens between two steps is not hidden then.
+    pub lone_step: Duration,
 }
 
 impl Costs {
@@ -213,6 +220,15 @@ impl Costs {
         match self.prefill_token.as_nanos() {
             0 => u32::MAX,
             token => u32::try_from(spare.as_nanos() / token).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Draft tokens that fit into a step of `target` next to work that takes `time`.
+    pub(super) fn draft_tokens(&self, target: Duration, time: Duration) -> u32 {
+        let spare = target.saturating_sub(time).saturating_sub(self.lone_step);
+        match self.decode_row.as_nanos() {
+            0 => u32::MAX,
+            row => u32::try_from(spare.as_nanos() / row).unwrap_or(u32::MAX),
         }
     }
 

@@ -11,6 +11,14 @@ use super::{RequestId, Token};
 pub enum RowOutcome {
     /// Computed. The sampled token, if the row samples.
     Ok(Option<Token>),
+    /// Computed, with [drafts](super::Row::drafts): so many of them hold, and this token was sampled after them. It may
+    /// be [`Ok`](Self::Ok) with a token if none holds.
+    Drafted {
+        /// Drafts that hold.
+        held: u32,
+        /// The token after them.
+        token: Token,
+    },
     /// Computed but not sampled, because its mask came late. It is repeated.
     Held,
     /// No token is allowed.
@@ -41,6 +49,8 @@ pub enum ApplyError {
     RowCount { outcomes: usize, rows: usize },
     /// A row that samples has no token, or one that does not has one.
     Sampled { row: usize, samples: bool },
+    /// More drafts hold than the row has.
+    Drafts { row: usize, held: u32, drafts: u32 },
 }
 
 impl fmt::Display for ApplyError {
@@ -61,6 +71,9 @@ impl fmt::Display for ApplyError {
             }
             Self::Sampled { row, samples: true } => write!(f, "row {row} has no sampled token"),
             Self::Sampled { row, .. } => write!(f, "row {row} samples no token and has one"),
+            Self::Drafts { row, held, drafts } => {
+                write!(f, "{held} drafts of row {row} hold, it has {drafts}")
+            }
         }
     }
 }
@@ -94,6 +107,10 @@ pub enum EventKind {
         index: u32,
         /// Its row in the step, for log probabilities.
         row: u32,
+        /// Its place among the tokens that the row sampled. Those after 0 follow drafts that hold.
+        offset: u32,
+        /// Drafts of the row.
+        drafts: u32,
     },
     /// The end.
     Ended(End),

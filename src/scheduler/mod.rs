@@ -49,8 +49,14 @@
 //!
 //! A prefill chunk ends on a page boundary or with the last known token. Therefore a page is always
 //! computed in the same way, and a request that finds pages in the cache gets the same results as without
-//! them. The draft tokens of speculative decoding would be a fourth use of the budget, after the other
-//! three.
+//! them.
+//!
+//! **Drafts.** [`Scheduler::propose`] guesses the next tokens of a request. A row that continues its text may have the
+//! guesses as draft tokens, which the engine verifies: several tokens come from one step then, the same as without
+//! drafts. Drafts use what the budget and the pages have left after all other rows. A step with drafts is the only one
+//! in flight, because the texts that the next one continues are not known before it ends; so every text is still in
+//! every step. The number of drafts maximises the expected tokens per time, by [`Costs`] and by how many guesses of
+//! each request were right; where the overlap of two steps is worth more, there are none.
 //!
 //! **Order.** A priority is a number; a lower number is more urgent. It decreases by one for each second of
 //! waiting. Tenants that wait at the same priority take turns, weighted by the tokens computed for them.
@@ -83,11 +89,13 @@
 use std::time::Duration;
 
 pub use self::config::{Config, ConfigError, Costs, PageSharing};
+pub use self::drafts::MAX_DRAFTS;
 pub use self::event::{ApplyError, End, EndReason, Event, EventKind, RowOutcome, StepOutcome};
 pub use self::keys::{PageKey, Salt};
 pub use self::plan::{Admission, Plan, Publish, Restore, Row, Save, Span, Truncation};
 pub use self::request::{MAX_PRIORITY, MAX_STOP_TOKENS, Refusal, Request, RequestId};
 
+use self::drafts::Candidate;
 use self::pages::PagePool;
 use self::queue::{AGEING, Queue};
 use self::table::{Entry, State};
@@ -96,6 +104,7 @@ use self::tokens::{TokenList, TokenStore};
 
 mod apply;
 mod config;
+mod drafts;
 mod event;
 mod keys;
 mod pages;
@@ -148,6 +157,7 @@ pub struct Scheduler {
     plan: Plan,
     /// What happened since the last plan: publishes, releases and dropped saves of the next.
     pending: Plan,
+    candidates: Vec<Candidate>, // their memory is used again
     events: Vec<Event>,
     totals: Totals,
 }
@@ -163,6 +173,7 @@ struct SequenceState {
 struct Step {
     number: u64,
     rows: Vec<RowInFlight>,
+    drafts: Vec<Token>, // of all rows
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -173,6 +184,8 @@ struct RowInFlight {
     token_count: u32,
     samples: bool,
     is_late: bool,
+    /// In the drafts of the step.
+    drafts: Span,
 }
 
 /// Requests that wait for their first step, and their prompt tokens.
@@ -188,6 +201,8 @@ struct Totals {
     refused: u64,
     queried_tokens: u64,
     cached_tokens: u64,
+    draft_tokens: u64,
+    accepted_draft_tokens: u64,
 }
 
 /// Counts for a health report or for metrics.
@@ -214,6 +229,10 @@ pub struct Stats {
     pub queried_tokens: u64,
     /// Prompt tokens found in the cache so far.
     pub cached_tokens: u64,
+    /// Draft tokens that were verified so far.
+    pub draft_tokens: u64,
+    /// Draft tokens that held so far.
+    pub accepted_draft_tokens: u64,
 }
 
 impl Scheduler {
@@ -229,6 +248,7 @@ impl Scheduler {
         let step = || Step {
             number: 0,
             rows: Vec::with_capacity(sequences),
+            drafts: Vec::with_capacity(config.max_draft_tokens.min(config.token_budget) as usize),
         };
         let mut scheduler = Self {
             costs: Costs::default(),
@@ -253,6 +273,7 @@ impl Scheduler {
             spare_steps: (0..STEPS_IN_FLIGHT).map(|_| step()).collect(),
             plan: Plan::default(),
             pending: Plan::default(),
+            candidates: Vec::with_capacity(sequences),
             events: Vec::with_capacity(entries + 2 * sequences),
             totals: Totals::default(),
             config,
@@ -382,6 +403,10 @@ impl Scheduler {
             let drawn = entry.generated() + entry.sampling - entry.late;
             let past = drawn.saturating_sub(tokens).min(entry.sampling);
             entry.dropped = entry.dropped.max(past);
+            if entry.drafted > 0 {
+                let left = tokens.saturating_sub(entry.generated());
+                entry.run_limit = entry.run_limit.min(left);
+            }
             self.queue_or_park(index);
         }
     }
@@ -401,6 +426,15 @@ impl Scheduler {
         (entry.allowed, entry.may_be_late) = (entry.generated(), false);
         self.queue_or_park(index);
         true
+    }
+
+    /// Guesses the tokens that follow those of a request that were reported, in place of earlier guesses; at most
+    /// [`MAX_DRAFTS`] are used. Later rows of the request may have them as [drafts](Row::drafts). Guesses change when
+    /// tokens come, never which.
+    pub fn propose(&mut self, id: RequestId, drafts: &[Token]) {
+        if let Some(index) = self.find(id) {
+            self.entries[index as usize].guesses.set(drafts);
+        }
     }
 
     /// The late row of a request is in flight and will end as [`RowOutcome::Held`]. Until it has come back the request
@@ -457,6 +491,8 @@ impl Scheduler {
             refused: self.totals.refused,
             queried_tokens: self.totals.queried_tokens,
             cached_tokens: self.totals.cached_tokens,
+            draft_tokens: self.totals.draft_tokens,
+            accepted_draft_tokens: self.totals.accepted_draft_tokens,
         }
     }
 
@@ -470,12 +506,9 @@ impl Scheduler {
                 return Err(format!("entry {index} runs as {:?}", entry.state));
             };
             let pages = &self.sequences[sequence as usize].pages;
-            if pages.len() as u32 != entry.computed.div_ceil(self.config.page_tokens) {
-                return Err(format!(
-                    "{} positions on {} pages",
-                    entry.computed,
-                    pages.len()
-                ));
+            let positions = entry.computed + entry.drafted;
+            if pages.len() as u32 != positions.div_ceil(self.config.page_tokens) {
+                return Err(format!("{positions} positions on {} pages", pages.len()));
             }
             for &page in pages {
                 owners[page as usize] += 1;

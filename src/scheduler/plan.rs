@@ -134,6 +134,9 @@ pub struct Row {
     /// Whether it is sampled once the caller knows how, or [held](super::Scheduler::hold). The next plan is asked
     /// for after that.
     pub is_late: bool,
+    /// (drafts) see [`Plan::tokens`]: guesses of the tokens that the row samples, which the engine verifies. A step
+    /// that has any is the only one in flight.
+    pub drafts: Span,
 }
 
 impl Plan {
@@ -214,7 +217,7 @@ impl Plan {
         &self.rows
     }
 
-    /// Tokens of a row, an admission or a restore.
+    /// Tokens or drafts of a row, tokens of an admission or a restore.
     pub fn tokens(&self, span: Span) -> &[Token] {
         &self.tokens[span.start as usize..span.end as usize]
     }
@@ -224,9 +227,15 @@ impl Plan {
         &self.keys[span.start as usize..span.end as usize]
     }
 
-    /// Tokens of all rows.
+    /// Tokens of all rows, with their drafts.
     pub fn token_count(&self) -> u32 {
-        self.rows.iter().map(|row| row.token_count).sum()
+        let tokens: u32 = self.rows.iter().map(|row| row.token_count).sum();
+        tokens + self.draft_count()
+    }
+
+    /// Drafts of all rows.
+    pub fn draft_count(&self) -> u32 {
+        self.rows.iter().map(|row| row.drafts.len() as u32).sum()
     }
 
     pub(super) fn clear(&mut self) {

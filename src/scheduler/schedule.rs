@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::drafts::{Candidate, PlainStep, choose};
 use super::pages::Lookup;
 use super::queue::level;
 use super::table::{Saved, State};
@@ -17,13 +18,13 @@ struct Budget {
 }
 
 impl Scheduler {
-    /// Plans the next step. Without rows there is nothing to compute, or two steps are in flight; with
-    /// two in flight the plan is empty.
+    /// Plans the next step. Without rows there is nothing to compute, or steps in flight must be reported first. The
+    /// plan is empty if two steps are in flight, or one that has drafts or after which there should be drafts.
     pub fn schedule(&mut self, now: Duration) -> &Plan {
         let now = self.advance(now);
         self.plan.clear();
         self.plan.step = self.next_step;
-        if self.in_flight.len() == STEPS_IN_FLIGHT {
+        if self.in_flight.len() == STEPS_IN_FLIGHT || self.waits_for_step() {
             return &self.plan;
         }
         self.plan_count += 1;
@@ -41,6 +42,7 @@ impl Scheduler {
             let mut budget = self.prefill_budget(0);
             self.lacks_room = !self.admit(&mut budget, now);
         }
+        self.plan_drafts();
         self.take_pending();
         self.start_step();
         &self.plan
@@ -252,6 +254,7 @@ impl Scheduler {
             },
             samples,
             is_late,
+            drafts: Span::default(),
         });
         let pages = &mut self.sequences[sequence as usize].pages;
         while (pages.len() as u32) < end.div_ceil(page_tokens) {
@@ -268,9 +271,119 @@ impl Scheduler {
         entry.sampling += u32::from(samples);
         entry.late += u32::from(is_late);
         entry.rows_in_flight += 1;
-        let unpaid = end.saturating_sub(entry.charged);
+        self.charge(index);
+    }
+
+    /// Lets the tenant pay for the computed positions.
+    pub(super) fn charge(&mut self, index: u32) {
+        let entry = &mut self.entries[index as usize];
+        let unpaid = entry.computed.saturating_sub(entry.charged);
         entry.charged += unpaid;
         self.queue.charge(entry.tenant, unpaid);
+    }
+
+    /// Whether the step in flight has drafts, or the next one should have some: then it is not known which tokens the
+    /// next one continues.
+    fn waits_for_step(&mut self) -> bool {
+        let Some(step) = self.in_flight.first() else {
+            return false;
+        };
+        if !step.drafts.is_empty() {
+            return true;
+        }
+        if self.config.max_draft_tokens == 0 {
+            return false;
+        }
+        self.candidates.clear();
+        let mut next = PlainStep::default();
+        for &index in &self.running {
+            let entry = &self.entries[index as usize];
+            if !entry.is_ready() || !entry.is_decoding() {
+                continue;
+            }
+            next.sampled += 1;
+            next.decode_rows += 1;
+            // If the token in flight is the one that was guessed, there will be more guesses.
+            let acceptance = entry.guesses.acceptance();
+            let is_known = entry.generated() + entry.sampling < entry.allowed;
+            if is_known && entry.draft_limit() > entry.sampling {
+                self.candidates.push(Candidate {
+                    row: 0,
+                    acceptance,
+                    weight: acceptance,
+                    limit: entry.draft_limit() - entry.sampling,
+                    count: 0,
+                });
+            }
+        }
+        choose(&mut self.candidates, &next, &self.costs)
+    }
+
+    /// Adds drafts to the rows, with the tokens and pages that no other row needs.
+    fn plan_drafts(&mut self) {
+        if !self.in_flight.is_empty() || self.config.max_draft_tokens == 0 {
+            return;
+        }
+        self.candidates.clear();
+        let mut step = PlainStep::default();
+        for (row, planned) in (0..).zip(&self.plan.rows) {
+            let entry = &self.entries[planned.request.index() as usize];
+            step.sampled += u32::from(planned.samples);
+            match planned.token_count {
+                1 => step.decode_rows += 1,
+                tokens => step.prompt_tokens += tokens,
+            }
+            if planned.token_count == 1 && planned.samples && !planned.is_late {
+                self.candidates.push(Candidate {
+                    row,
+                    acceptance: entry.guesses.acceptance(),
+                    weight: 1.0,
+                    limit: entry.draft_limit(),
+                    count: 0,
+                });
+            }
+        }
+        if !choose(&mut self.candidates, &step, &self.costs) {
+            return;
+        }
+        let within = self.config.itl_target.map_or(u32::MAX, |target| {
+            self.costs.draft_tokens(target, step.time(&self.costs))
+        });
+        let mut budget = Budget {
+            tokens: (self.config.token_budget - self.plan.token_count())
+                .min(self.config.max_draft_tokens)
+                .min(within),
+            pages: self.pool.available().saturating_sub(self.promised_pages()),
+        };
+        for at in 0..self.candidates.len() {
+            let Candidate { row, count, .. } = self.candidates[at];
+            self.draft_row(row as usize, count, &mut budget);
+        }
+    }
+
+    /// Adds up to `count` drafts to a row.
+    fn draft_row(&mut self, row: usize, count: u32, budget: &mut Budget) {
+        let page_tokens = self.config.page_tokens;
+        let row = &mut self.plan.rows[row];
+        let entry = &mut self.entries[row.request.index() as usize];
+        let pages = &mut self.sequences[row.sequence as usize].pages;
+        let held = pages.len() as u32;
+        let on_pages = u64::from(held + budget.pages) * u64::from(page_tokens);
+        let free = on_pages - u64::from(entry.computed);
+        let count = u64::from(count.min(budget.tokens)).min(free) as u32;
+        if count == 0 {
+            return;
+        }
+        let start = self.plan.tokens.len();
+        let guesses = &entry.guesses.tokens()[..count as usize];
+        self.plan.tokens.extend_from_slice(guesses);
+        row.drafts = span(start, self.plan.tokens.len());
+        (entry.drafted, entry.run_limit) = (count, u32::MAX);
+        for _ in held..(entry.computed + count).div_ceil(page_tokens) {
+            pages.extend(self.pool.take());
+            budget.pages -= 1;
+        }
+        budget.tokens -= count;
     }
 
     /// Admits requests while there is room; false if the next one lacks a sequence or pages.
@@ -488,7 +601,10 @@ impl Scheduler {
         let mut step = self.spare_steps.pop().unwrap_or_default();
         step.number = self.next_step;
         step.rows.clear();
+        step.drafts.clear();
         for row in &self.plan.rows {
+            let start = step.drafts.len();
+            step.drafts.extend_from_slice(self.plan.tokens(row.drafts));
             let entry = &self.entries[row.request.index() as usize];
             step.rows.push(RowInFlight {
                 request: row.request,
@@ -497,6 +613,7 @@ impl Scheduler {
                 token_count: row.token_count,
                 samples: row.samples,
                 is_late: row.is_late,
+                drafts: span(start, step.drafts.len()),
             });
         }
         self.in_flight.push(step);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::drafts::Guesses;
 use super::request::{MAX_STOP_TOKENS, RequestId};
 use super::timers::NEVER;
 use super::tokens::TokenList;
@@ -70,6 +71,12 @@ pub(super) struct Entry {
     pub late: u32,
     /// The late row in flight is held, and has to come back first.
     pub is_held: bool,
+    /// Guesses of the tokens after those that are known.
+    pub guesses: Guesses,
+    /// Drafts of the row in flight, which is alone then. Their pages are taken, their positions not counted.
+    pub drafted: u32,
+    /// Tokens that this row may sample; it drops the others.
+    pub run_limit: u32,
     /// Rows in flight, of this admission and of earlier ones.
     pub rows_in_flight: u32,
     /// A row failed and a row in flight continues it, which has to come back first.
@@ -115,6 +122,9 @@ impl Entry {
             sampling: 0,
             late: 0,
             is_held: false,
+            guesses: Guesses::NONE,
+            drafted: 0,
+            run_limit: u32::MAX,
             rows_in_flight: 0,
             is_rolled_back: false,
             admission: 0,
@@ -169,6 +179,13 @@ impl Entry {
     pub fn is_ready(&self) -> bool {
         let waits = self.paused_until.is_some() || self.is_rolled_back || self.is_held;
         !waits && self.missing() > 0
+    }
+
+    /// Drafts that its next row may have.
+    pub fn draft_limit(&self) -> u32 {
+        let most = self.max_tokens.min(self.allowed);
+        let wanted = most.saturating_sub(self.generated() + 1);
+        wanted.min(self.guesses.tokens().len() as u32)
     }
 
     pub fn stops_at(&self, token: Token, end_tokens: &[Token]) -> bool {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use worker_cuda::generate::service::{ModelEngine, RowSource, SampledRow, StepEngine, StepResults};
-use worker_cuda::scheduler::{Config, Plan, RequestId, Row, RowOutcome, Stats, Token};
+use worker_cuda::scheduler::{Config, MAX_DRAFTS, Plan, RequestId, Row, RowOutcome, Stats, Token};
 use worker_cuda::{Engine, EngineOptions, HiddenState, Model, Sampling, Sequence, Step};
 
 use super::TestEngine;
@@ -25,18 +25,22 @@ struct StepInFlight {
 
 struct Samplings {
     usual: Sampling,
-    nothing: Sampling,
+    /// By the number of drafts.
+    nothing: Vec<Sampling>,
     failing: Vec<RequestId>,
 }
 
 impl Samplings {
     fn new() -> Self {
         let usual = Sampling::with_temperature(0.9, 7);
-        let mut nothing = usual.clone();
-        nothing.mask = vec![0; 2];
+        let nothing = |drafts| {
+            let mut nothing = Sampling::with_temperature(0.9, 7);
+            nothing.mask = vec![0; 2 * (1 + drafts)];
+            nothing
+        };
         Self {
             usual,
-            nothing,
+            nothing: (0..=MAX_DRAFTS).map(nothing).collect(),
             failing: Vec::new(),
         }
     }
@@ -44,8 +48,10 @@ impl Samplings {
 
 impl RowSource for Samplings {
     fn sampled(&self, row: &Row) -> SampledRow<'_> {
-        let fails = self.failing.contains(&row.request);
-        let sampling = if fails { &self.nothing } else { &self.usual };
+        let sampling = match self.failing.contains(&row.request) {
+            true => &self.nothing[row.drafts.len()],
+            false => &self.usual,
+        };
         SampledRow::new(sampling, 0, 0)
     }
 
@@ -59,6 +65,7 @@ impl HostEngine {
         let options = EngineOptions::new()
             .max_sequences(config.max_sequences)
             .max_batch_tokens(config.token_budget)
+            .max_draft_tokens(config.max_draft_tokens)
             .max_sequence_tokens(config.max_sequence_tokens)
             .kv_tokens(u64::from(config.page_count * config.page_tokens))
             .poison_free_pages(true)

@@ -6,7 +6,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use worker_cuda::scheduler::{Costs, PageKey, Plan, RequestId, Row, RowOutcome, Stats, Token};
+use worker_cuda::scheduler::{
+    Costs, MAX_DRAFTS, PageKey, Plan, RequestId, Row, RowOutcome, Stats, Token,
+};
 
 /// Sampled tokens are below this.
 pub const VOCABULARY: u32 = 29;
@@ -27,6 +29,8 @@ struct Sequence {
     length: usize,
     sampled: Option<Token>,
     rows_in_flight: u32,
+    /// The row in flight has drafts.
+    has_drafts: bool,
     /// A row in flight failed; the rows that continue it are skipped.
     has_failed: bool,
 }
@@ -34,6 +38,8 @@ struct Sequence {
 struct RowInFlight {
     serial: u64,
     first_position: usize,
+    /// Positions of the sequence without the drafts that do not hold.
+    kept: usize,
     outcome: RowOutcome,
 }
 
@@ -218,6 +224,9 @@ impl SimulatedEngine {
             fails: fails || self.in_flight.back().is_some_and(|step| step.fails),
             duration: self.costs.step,
         };
+        if self.in_flight.is_empty() {
+            step.duration += self.costs.lone_step;
+        }
         for row in rows {
             let serial = self.numbers[&row.sequence];
             let sequence = self.sequences.get_mut(&serial).unwrap();
@@ -229,6 +238,7 @@ impl SimulatedEngine {
                 sequence.length, row.first_position as usize,
                 "the row leaves a gap"
             );
+            assert!(!sequence.has_drafts, "a row with drafts is in flight");
             sequence.rows_in_flight += 1;
             let skipped = sequence.has_failed;
             let fed = [sequence.sampled.take().unwrap_or(0)];
@@ -245,16 +255,31 @@ impl SimulatedEngine {
             } else {
                 fault(row)
             };
-            let outcome = outcome.unwrap_or_else(|| {
-                let sequence = &self.sequences[&serial];
-                let cells = (0..sequence.length).map(|at| self.read(sequence, at));
-                RowOutcome::Ok(row.samples.then(|| sample(cells)))
+            let mut token = row.samples.then(|| self.sample(serial));
+            let drafts = plan.tokens(row.drafts);
+            assert!(drafts.len() <= MAX_DRAFTS);
+            assert!(drafts.is_empty() || row.samples && !row.is_late);
+            let (mut held, mut holds) = (0, true);
+            for &draft in drafts {
+                let position = self.sequences[&serial].length;
+                self.append(serial, cell(position, draft));
+                holds &= token == Some(draft);
+                if holds {
+                    (held, token) = (held + 1, Some(self.sample(serial)));
+                }
+            }
+            let outcome = outcome.unwrap_or(match token {
+                Some(token) if !drafts.is_empty() => RowOutcome::Drafted { held, token },
+                token => RowOutcome::Ok(token),
             });
             let sequence = self.sequences.get_mut(&serial).unwrap();
+            sequence.has_drafts = !drafts.is_empty();
             match outcome {
                 RowOutcome::Ok(token) => sequence.sampled = token,
+                RowOutcome::Drafted { token, .. } => sequence.sampled = Some(token),
                 _ => sequence.has_failed = true,
             }
+            step.duration += self.costs.decode_row * drafts.len() as u32;
             step.duration += match row.token_count {
                 1 => self.costs.decode_row,
                 tokens => self.costs.prefill_token * tokens,
@@ -262,6 +287,7 @@ impl SimulatedEngine {
             step.rows.push(RowInFlight {
                 serial,
                 first_position: row.first_position as usize,
+                kept: (row.first_position + row.token_count + held) as usize,
                 outcome,
             });
         }
@@ -280,12 +306,16 @@ impl SimulatedEngine {
             if !self.sequences.contains_key(&row.serial) {
                 continue;
             }
-            let has_failed = !matches!(row.outcome, RowOutcome::Ok(_));
+            let has_failed = !matches!(row.outcome, RowOutcome::Ok(_) | RowOutcome::Drafted { .. });
             if has_failed {
                 self.truncate(row.serial, row.first_position);
+            } else if let RowOutcome::Drafted { token, .. } = row.outcome {
+                self.truncate(row.serial, row.kept);
+                self.sequences.get_mut(&row.serial).unwrap().sampled = Some(token);
             }
             let sequence = self.sequences.get_mut(&row.serial).unwrap();
             sequence.rows_in_flight -= 1;
+            sequence.has_drafts = false;
             sequence.has_failed |= has_failed;
             sequence.has_failed &= sequence.rows_in_flight > 0;
         }
@@ -343,6 +373,7 @@ impl SimulatedEngine {
             length: 0,
             sampled: None,
             rows_in_flight: 0,
+            has_drafts: false,
             has_failed: false,
         };
         self.sequences.insert(self.next_serial, sequence);
@@ -389,6 +420,12 @@ impl SimulatedEngine {
         let kept = sequence.length.div_ceil(self.page_tokens);
         let pages = sequence.pages.split_off(kept.min(sequence.pages.len()));
         self.release(&pages);
+    }
+
+    /// What follows all that a sequence has.
+    fn sample(&self, serial: u64) -> Token {
+        let sequence = &self.sequences[&serial];
+        sample((0..sequence.length).map(|at| self.read(sequence, at)))
     }
 
     fn read(&self, sequence: &Sequence, position: usize) -> u64 {

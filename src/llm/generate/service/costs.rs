@@ -11,40 +11,48 @@ const KEPT: f64 = 0.98;
 /// Quantities that vary too little to learn from, of the sum of their squares.
 const NEGLIGIBLE: f64 = 1e-6;
 
-/// Explains the time of a step as a constant, a time for each decode row and a time for each prompt token, by least
-/// squares over the latest steps. None of the three is negative.
+/// Explains the time of a step as a constant, a time for each decode row or draft, one for each prompt token and one for
+/// a step that did not overlap with the one before, by least squares over the latest steps. None of the four is
+/// negative.
 #[derive(Debug)]
 pub(super) struct CostMeter {
-    /// Sums over steps of products of two quantities: 1, decode rows, prompt tokens.
-    products: [[f64; 3]; 3],
+    /// Sums over steps of products of two quantities: 1, decode rows and drafts, prompt tokens, 1 if it was alone.
+    products: [[f64; 4]; 4],
     /// Sums of each quantity times the step's seconds.
-    times: [f64; 3],
+    times: [f64; 4],
     /// Seconds for each quantity.
-    seconds: [f64; 3],
+    seconds: [f64; 4],
     restore_page: Duration,
 }
 
 impl CostMeter {
     pub fn new(restore_page: Duration) -> Self {
         Self {
-            products: [[0.0; 3]; 3],
-            times: [0.0; 3],
-            seconds: [0.0; 3],
+            products: [[0.0; 4]; 4],
+            times: [0.0; 4],
+            seconds: [0.0; 4],
             restore_page,
         }
     }
 
-    /// Learns from a step.
-    pub fn add(&mut self, decode_rows: u32, prompt_tokens: u32, duration: Duration) {
-        let step = [1.0, f64::from(decode_rows), f64::from(prompt_tokens)];
+    /// Learns from a step: its decode rows with their drafts, its prompt tokens, and whether none was in flight when it
+    /// was planned.
+    pub fn add(&mut self, rows: u32, prompt_tokens: u32, is_lone: bool, duration: Duration) {
+        let step = [
+            1.0,
+            f64::from(rows),
+            f64::from(prompt_tokens),
+            f64::from(u8::from(is_lone)),
+        ];
         self.products =
             array::from_fn(|i| array::from_fn(|j| KEPT * self.products[i][j] + step[i] * step[j]));
         self.times = array::from_fn(|i| KEPT * self.times[i] + step[i] * duration.as_secs_f64());
-        // One coordinate after the other, from the last solution on.
-        for i in [2, 1, 0].repeat(4) {
+        // One coordinate after the other, from the last solution on. What may be either is a cost of the step, so that
+        // drafts are tried until their cost is known.
+        for i in [0, 2, 1, 3].repeat(4) {
             let square = self.products[i][i];
             if square > NEGLIGIBLE {
-                let of_others: f64 = (0..3)
+                let of_others: f64 = (0..4)
                     .filter(|&j| j != i)
                     .map(|j| self.products[i][j] * self.seconds[j])
                     .sum();
@@ -54,12 +62,14 @@ impl CostMeter {
     }
 
     pub fn costs(&self) -> Costs {
-        let [step, decode_row, prefill_token] = self.seconds.map(Duration::from_secs_f64);
+        let [step, decode_row, prefill_token, lone_step] =
+            self.seconds.map(Duration::from_secs_f64);
         Costs {
             step,
             decode_row,
             prefill_token,
             restore_page: self.restore_page,
+            lone_step,
         }
     }
 }
@@ -78,7 +88,7 @@ mod tests {
             let (rows, tokens) = (number * 7 % 33, (number * 91 % 512).saturating_sub(256));
             let exact = step + row * f64::from(rows) + token * f64::from(tokens);
             let noise = 0.9 + 0.2 * f64::from(number * 37 % 100) / 100.0;
-            meter.add(rows, tokens, micros(exact * noise));
+            meter.add(rows, tokens, false, micros(exact * noise));
         }
     }
 
@@ -106,10 +116,32 @@ mod tests {
         let mut meter = CostMeter::new(Duration::ZERO);
         learn(&mut meter, 300, 1000.0, 10.0, 20.0);
         for _ in 0..20_000 {
-            meter.add(24, 0, micros(3000.0));
+            meter.add(24, 0, false, micros(3000.0));
         }
         let costs = meter.costs();
         assert_near(costs.step + costs.decode_row * 24, 3000.0);
         assert!(costs.prefill_token > Duration::ZERO);
+    }
+
+    #[test]
+    fn one_row_says_nothing_of_drafts_until_some_are_tried() {
+        let mut meter = CostMeter::new(Duration::ZERO);
+        meter.add(0, 200, false, micros(9000.0));
+        for _ in 0..200 {
+            meter.add(1, 0, false, micros(1500.0));
+        }
+        let costs = meter.costs();
+        assert_near(costs.step, 1500.0);
+        assert!(costs.decode_row < micros(10.0), "{costs:?}");
+        for drafts in 0..200 {
+            let drafts = drafts % 9;
+            let exact = 1420.0 + 80.0 * f64::from(1 + drafts);
+            let is_lone = drafts > 0;
+            let lone = if is_lone { 150.0 } else { 0.0 };
+            meter.add(1 + drafts, 0, is_lone, micros(exact + lone));
+        }
+        let costs = meter.costs();
+        assert_near(costs.decode_row, 80.0);
+        assert_near(costs.step + costs.decode_row + costs.lone_step, 1650.0);
     }
 }

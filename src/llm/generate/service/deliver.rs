@@ -105,7 +105,13 @@ impl TextThread {
                 token,
                 logprob,
                 top,
-            } => delivery.token(answer, token, logprob, top),
+                offset,
+                drafts,
+            } => {
+                answer.usage.draft_tokens += if offset == 0 { drafts } else { 0 };
+                answer.usage.accepted_draft_tokens += u32::from(offset > 0);
+                delivery.token(answer, token, logprob, top);
+            }
             ItemKind::Embedding(values) => delivery.push(Event::Embedding(values)),
             ItemKind::Ended(Ok(reason)) => delivery.end(answer, reason),
             ItemKind::Ended(Err(error)) => delivery.fail(answer, error),

@@ -19,6 +19,8 @@ pub struct EngineLimits {
     pub max_sequences: u32,
     /// Tokens of a step.
     pub max_step_tokens: u32,
+    /// [Drafts](Row::drafts) of a step, over all rows; 0: it verifies none.
+    pub max_draft_tokens: u32,
     /// Positions of a sequence.
     pub max_sequence_tokens: u32,
     /// Alternatives of a sampled token.
@@ -44,6 +46,7 @@ impl EngineLimits {
             page_count,
             max_sequences: 64,
             max_step_tokens: 256,
+            max_draft_tokens: 0,
             max_sequence_tokens: page_count.saturating_mul(64),
             max_top_logprobs: 20,
             vocabulary_size,
@@ -118,10 +121,12 @@ impl<'a> SampledRow<'a> {
 #[derive(Debug, Default)]
 pub struct StepResults {
     pub(super) outcomes: Vec<RowOutcome>,
-    pub(super) logprobs: Vec<f32>,
-    pub(super) top: Vec<(Token, f32)>,
-    /// End of the alternatives of each row in `top`.
-    pub(super) top_ends: Vec<usize>,
+    /// Index of the first token of each row in the next two.
+    first_tokens: Vec<usize>,
+    logprobs: Vec<f32>,
+    /// End of the alternatives of each token in `top`.
+    top_ends: Vec<usize>,
+    top: Vec<(Token, f32)>,
     /// (hidden states) request and first position of their rows.
     pub(super) hidden_rows: Vec<(RequestId, u32)>,
     /// (hidden states, embedding length)
@@ -137,6 +142,13 @@ impl StepResults {
         top: impl IntoIterator<Item = (Token, f32)>,
     ) {
         self.outcomes.push(outcome);
+        self.first_tokens.push(self.logprobs.len());
+        self.push_next(logprob, top);
+    }
+
+    /// Adds the log probability of the next token of the row that was added last, and its alternatives: a row of which
+    /// drafts hold has several tokens.
+    pub fn push_next(&mut self, logprob: f32, top: impl IntoIterator<Item = (Token, f32)>) {
         self.logprobs.push(logprob);
         self.top.extend(top);
         self.top_ends.push(self.top.len());
@@ -155,6 +167,7 @@ impl StepResults {
 
     pub(super) fn clear(&mut self) {
         self.outcomes.clear();
+        self.first_tokens.clear();
         self.logprobs.clear();
         self.top.clear();
         self.top_ends.clear();
@@ -162,9 +175,10 @@ impl StepResults {
         self.hidden_states.clear();
     }
 
-    /// Alternatives of a row.
-    pub(super) fn top(&self, row: usize) -> &[(Token, f32)] {
-        let start = row.checked_sub(1).map_or(0, |row| self.top_ends[row]);
-        &self.top[start..self.top_ends[row]]
+    /// Log probability of token number `offset` of a row, and its alternatives.
+    pub(super) fn token(&self, row: u32, offset: u32) -> (f32, &[(Token, f32)]) {
+        let token = self.first_tokens[row as usize] + offset as usize;
+        let start = token.checked_sub(1).map_or(0, |token| self.top_ends[token]);
+        (self.logprobs[token], &self.top[start..self.top_ends[token]])
     }
 }

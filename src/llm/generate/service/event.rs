@@ -89,6 +89,10 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Reported tokens of all choices.
     pub completion_tokens: u32,
+    /// Draft tokens that were verified for them.
+    pub draft_tokens: u32,
+    /// Of these, tokens that held and were reported.
+    pub accepted_draft_tokens: u32,
 }
 
 /// Why a request was refused or has failed.

@@ -86,6 +86,7 @@ impl ModelEngine {
             page_tokens: PAGE_TOKENS,
             max_sequences: info.max_sequences.min(info.max_batch_rows),
             max_step_tokens: info.max_batch_tokens,
+            max_draft_tokens: info.max_draft_tokens,
             max_sequence_tokens: info.max_sequence_tokens,
             max_top_logprobs: info.max_top_logprobs,
             page_sharing: PageSharing::Cached,
@@ -204,6 +205,9 @@ impl StepEngine for ModelEngine {
                 (true, false) => appended.sample(rows.sampled(row).sampling),
                 _ => appended,
             };
+            if !row.drafts.is_empty() {
+                appended = appended.drafts(plan.tokens(row.drafts));
+            }
             if let Some(of) = rows.hidden_state(row) {
                 appended = appended.hidden_state(of);
                 hidden_rows.push((index, row.request, row.first_position));
@@ -234,7 +238,13 @@ impl StepEngine for ModelEngine {
         engine.wait_into(step.ticket, None, &mut self.output)?;
         for row in self.output.rows() {
             let outcome = match row.status {
-                RowStatus::Ok => RowOutcome::Ok(row.token),
+                RowStatus::Ok => match (self.output.sampled(row).len(), row.token) {
+                    (0 | 1, token) => RowOutcome::Ok(token),
+                    (sampled, token) => RowOutcome::Drafted {
+                        held: sampled as u32 - 1,
+                        token: token.unwrap_or_default(),
+                    },
+                },
                 RowStatus::Held => RowOutcome::Held,
                 RowStatus::EmptyMask => RowOutcome::EmptyMask,
                 RowStatus::NotFinite => RowOutcome::NotFinite,
@@ -244,7 +254,13 @@ impl StepEngine for ModelEngine {
                     return Err(Error::new(ErrorKind::Internal, message));
                 }
             };
-            results.push(outcome, row.logprob, self.output.top(row));
+            let mut tokens = self.output.sampled(row).enumerate();
+            let first = tokens.next().map(|(_, (_, logprob))| logprob);
+            let logprob = first.unwrap_or(row.logprob);
+            results.push(outcome, logprob, self.output.top_of(row, 0));
+            for (index, (_, logprob)) in tokens {
+                results.push_next(logprob, self.output.top_of(row, index));
+            }
         }
         for (index, request, first_position) in step.hidden_rows {
             let row = &self.output.rows()[index];

@@ -23,9 +23,11 @@ struct InFlight {
     number: u64,
     rows: u32,
     tokens: u32,
-    /// Rows that continue a text by one token.
+    /// Rows that continue a text by one token, and their drafts.
     decode_rows: u32,
     submitted: Duration,
+    /// No step was in flight when it was planned, and the engine thread had not waited for requests.
+    is_lone: bool,
     refused: Option<EngineError>,
     /// Rows that sample, of requests that follow rules.
     guided: Vec<(usize, RequestId)>,
@@ -64,6 +66,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     let mut sampled = SampledRows::default();
     let mut late: Vec<RequestId> = Vec::new(); // rows of the latest step that are not sampled
     let mut last_end = Duration::ZERO;
+    let mut has_waited = true; // for requests
     let mut mask_wait = LEAST_MASK_WAIT;
     let mut costs = CostMeter::new(shared.limits.restore_page);
     let mut core = shared.lock();
@@ -107,7 +110,8 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             if !plan.is_empty() {
                 // Requests come and go while the engine takes the step.
                 drop(core);
-                let step = submit(&plan, &mut sampled, engine, now)?;
+                let is_lone = in_flight.is_empty() && !has_waited;
+                let step = submit(&plan, &mut sampled, engine, (now, is_lone))?;
                 core = shared.lock();
                 for request in engine.lost_saves() {
                     core.scheduler.lose_saved(request);
@@ -115,7 +119,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
                 if step.is_none() {
                     continue; // what came meanwhile may have rows
                 }
-                was_submitted = true;
+                (was_submitted, has_waited) = (true, false);
                 if step.as_ref().is_some_and(|step| step.refused.is_some()) {
                     late.clear();
                 }
@@ -129,6 +133,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             let expiry = core.scheduler.next_expiry();
             let times = [expiry, core.drain_until, core.next_late()];
             core = shared.wait(core, times.into_iter().flatten().min());
+            has_waited = true;
         } else if !was_submitted || in_flight.len() == STEPS_IN_FLIGHT {
             drop(core);
             let Some(step) = in_flight.pop_front() else {
@@ -142,6 +147,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             let now = shared.clock.now();
             core = shared.lock();
             let begin = step.submitted.max(last_end);
+            let full_begin = if step.is_lone { last_end } else { begin };
             last_end = now;
             mask_wait = (now.saturating_sub(begin) / 2).clamp(LEAST_MASK_WAIT, MOST_MASK_WAIT);
             if waited.is_err() {
@@ -151,7 +157,9 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             core.check_crossings(&step.guided, results.outcomes(), now);
             let duration = now.saturating_sub(begin);
             if waited.is_ok() {
-                costs.add(step.decode_rows, step.tokens - step.decode_rows, duration);
+                let (rows, prompt_tokens) = (step.decode_rows, step.tokens - step.decode_rows);
+                let full_duration = now.saturating_sub(full_begin);
+                costs.add(rows, prompt_tokens, step.is_lone, full_duration);
                 core.scheduler.set_costs(costs.costs());
             }
             let measured = (duration, step.rows, step.tokens);
@@ -171,12 +179,12 @@ fn submit(
     plan: &Plan,
     sampled: &mut SampledRows,
     engine: &mut dyn StepEngine,
-    now: Duration,
+    (submitted, is_lone): (Duration, bool),
 ) -> Result<Option<InFlight>> {
-    let submitted = engine.submit(plan, sampled);
+    let taken = engine.submit(plan, sampled);
     if plan.rows().is_empty() {
         // What a plan without rows does cannot be reported as a failed step.
-        return submitted.map(|()| None);
+        return taken.map(|()| None);
     }
     Ok(Some(InFlight {
         number: plan.step(),
@@ -186,9 +194,11 @@ fn submit(
             .rows()
             .iter()
             .filter(|row| row.token_count == 1)
-            .count() as u32,
-        submitted: now,
-        refused: submitted.err(),
+            .count() as u32
+            + plan.draft_count(),
+        submitted,
+        is_lone,
+        refused: taken.err(),
         guided: std::mem::take(&mut sampled.guided),
     }))
 }

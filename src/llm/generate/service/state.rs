@@ -98,6 +98,9 @@ pub(super) enum ItemKind {
         token: Token,
         logprob: f32,
         top: Vec<(Token, f32)>,
+        /// Its place in its row, and the drafts of the row.
+        offset: u32,
+        drafts: u32,
     },
     Embedding(Vec<f32>),
     Ended(Result<EndReason, Error>),
@@ -313,7 +316,13 @@ impl Core {
                     self.stats.prompt_tokens += u64::from(choice.job.prompt_tokens);
                     ItemKind::Started { cached_tokens }
                 }
-                EventKind::Token { token, row, .. } => {
+                EventKind::Token {
+                    token,
+                    row,
+                    offset,
+                    drafts,
+                    ..
+                } => {
                     self.stats.generated_tokens += 1;
                     if choice.job.count_token(self.max_behind) {
                         behind.push(choice.job.clone());
@@ -321,11 +330,14 @@ impl Core {
                     if let Some(guide) = &mut choice.guide {
                         turns.push((event.request, guide.take(token)));
                     }
-                    let row = row as usize;
+                    let output = results.map(|results| results.token(row, offset));
+                    let (logprob, top) = output.unwrap_or_default();
                     ItemKind::Token {
                         token,
-                        logprob: results.map_or(0.0, |results| results.logprobs[row]),
-                        top: results.map_or(Vec::new(), |results| results.top(row).to_vec()),
+                        logprob,
+                        top: top.to_vec(),
+                        offset,
+                        drafts,
                     }
                 }
                 EventKind::Ended(End { reason, .. }) => {
