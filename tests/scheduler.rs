@@ -1347,6 +1347,26 @@ fn after_a_failed_step_everything_is_computed_again_once() {
 }
 
 #[test]
+fn an_engine_may_be_lost_with_and_without_steps_in_flight() {
+    for in_flight in 0..=2 {
+        let mut scheduler = scheduler(small());
+        let a = submit(&mut scheduler, 1, 5, 9);
+        step(&mut scheduler, ZERO, 50);
+        for _ in 0..in_flight {
+            assert_eq!(scheduler.schedule(ZERO).rows().len(), 1);
+        }
+
+        scheduler.lose_engine(ZERO);
+
+        scheduler.audit().unwrap();
+        assert_eq!(scheduler.steps_in_flight(), 0);
+        let plan = step(&mut scheduler, ZERO, 51);
+        assert!(plan.resets_engine());
+        assert_eq!(rows(&plan), [(a, 0, 6, true)]);
+    }
+}
+
+#[test]
 fn outcomes_that_do_not_fit_change_nothing() {
     let mut scheduler = scheduler(small());
     submit(&mut scheduler, 1, 3, 9);

@@ -9,7 +9,9 @@ use std::time::Duration;
 use worker_cuda::generate::service::*;
 use worker_cuda::generate::{self, FinishReason, Service, Session};
 use worker_cuda::scheduler::{Plan, Refusal, Salt};
-use worker_cuda::{ErrorKind, Gguf, KvType, LateRow, Model, Purpose, Token};
+use worker_cuda::{
+    Backend, BackendInstance, ErrorKind, Gguf, KvType, LateRow, Model, Purpose, Token,
+};
 
 use models::{tiny, tiny_path};
 use service::*;
@@ -700,6 +702,31 @@ fn the_pages_for_serving_depend_on_their_type() {
     assert!(narrow.kv_page_count > wide.kv_page_count);
 }
 
+#[test]
+fn the_keys_of_pages_depend_on_the_model() {
+    let digest = |gguf: &Gguf| {
+        let model = Model::load(&models::host(), gguf).unwrap();
+        let engine = ModelEngine::new(&model, &engine_options()).unwrap();
+        engine.limits().model_digest
+    };
+    let original = Gguf::open(tiny_path()).unwrap();
+    let mut bytes = std::fs::read(tiny_path()).unwrap();
+    assert_eq!(
+        digest(&original),
+        digest(&Gguf::from_bytes(bytes.clone()).unwrap())
+    );
+
+    let mut seen = vec![digest(&original)];
+    for tensor in original.tensors() {
+        let at = tensor.unwrap().file_offset as usize;
+        bytes[at] ^= 1;
+        let digest = digest(&Gguf::from_bytes(bytes.clone()).unwrap());
+        bytes[at] ^= 1;
+        assert!(!seen.contains(&digest), "byte {at}");
+        seen.push(digest);
+    }
+}
+
 /// Takes a step only after the test has answered.
 struct SlowSubmit {
     engine: ScriptedEngine,
@@ -793,8 +820,28 @@ fn a_fault_in_the_middle_leaves_every_text_as_it_is_alone() {
 }
 
 #[test]
-fn a_device_lost_in_the_middle_ends_the_service_and_frees_the_engine() {
-    let context = models::host();
+fn a_device_lost_in_the_middle_is_opened_again_and_every_text_is_as_it_is_alone() {
+    let engine = Faulty {
+        engine: ModelEngine::new(&tiny(), &engine_options()).unwrap(),
+        faults: vec![(17, ErrorKind::DeviceLost)],
+    };
+    let service = Service::start(engine, Some(tokenizer()), Options::default()).unwrap();
+
+    let all: Vec<_> = (0..4)
+        .map(|number| service.submit(&request(number)).unwrap())
+        .collect();
+
+    for (number, events) in (0..).zip(all) {
+        assert_eq!(collect(events).tokens[0], solo(number), "request {number}");
+    }
+    assert_eq!(service.stats().engine_faults, 1);
+    finish(service);
+}
+
+#[test]
+fn a_device_that_cannot_be_opened_again_ends_the_service_and_frees_the_engine() {
+    let instance = BackendInstance::builder(Backend::Host).open().unwrap();
+    let context = instance.context().unwrap();
     let model = Model::load(&context, &Gguf::open(tiny_path()).unwrap()).unwrap();
     let before = context.memory(Purpose::Any).unwrap().current_bytes;
     let engine = Faulty {
@@ -810,6 +857,28 @@ fn a_device_lost_in_the_middle_ends_the_service_and_frees_the_engine() {
     assert_eq!(answer.error(), "device_lost");
     assert_eq!(answer.tokens[0].len(), 9);
     assert_eq!(service.state(), State::Lost);
+    let refused = service.submit(&endless).unwrap_err().to_string();
+    assert!(
+        refused.contains("backend instance is not opened again"),
+        "{refused}"
+    );
     let after = context.memory(Purpose::Any).unwrap().current_bytes;
     assert_eq!(before, after);
+}
+
+#[test]
+fn a_device_lost_twice_ends_the_service() {
+    let engine = Faulty {
+        engine: ModelEngine::new(&tiny(), &engine_options()).unwrap(),
+        faults: vec![(3, ErrorKind::DeviceLost), (9, ErrorKind::DeviceLost)],
+    };
+    let service = Service::start(engine, Some(tokenizer()), Options::default()).unwrap();
+    let mut endless = request(1);
+    endless.max_tokens = None;
+
+    let answer = collect(service.submit(&endless).unwrap());
+
+    assert_eq!(answer.error(), "device_lost");
+    assert_eq!(service.state(), State::Lost);
+    assert_eq!(service.stats().engine_faults, 1);
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::core::device::Backend;
-use crate::core::error::{Error, Result, call, from_native};
+use crate::core::error::{Error, ErrorKind, Result, call, from_native};
 use crate::core::native_text::fixed_text;
 use crate::core::version::check_abi;
 use crate::ffi;
@@ -22,12 +22,16 @@ use crate::ffi;
 pub struct CudaContext(Arc<Handle>);
 
 #[derive(Debug)]
-struct Handle(ffi::wcuda_context);
+struct Handle {
+    native: ffi::wcuda_context,
+    /// How it was opened. None: by a backend instance.
+    builder: Option<ContextBuilder>,
+}
 
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: destroying is legal on any thread, in any order.
-        unsafe { ffi::wcuda_context_destroy(self.0) }
+        unsafe { ffi::wcuda_context_destroy(self.native) }
     }
 }
 
@@ -150,11 +154,27 @@ impl CudaContext {
 
     /// Takes ownership of a handle, which is destroyed with the last clone.
     pub(crate) fn from_handle(handle: ffi::wcuda_context) -> Self {
-        Self(Arc::new(Handle(handle)))
+        Self(Arc::new(Handle {
+            native: handle,
+            builder: None,
+        }))
     }
 
     pub(crate) fn handle(&self) -> ffi::wcuda_context {
-        self.0.0
+        self.0.native
+    }
+
+    /// Opens the same device with the same options again, in a context of its own.
+    /// [`ErrorKind::NotAvailable`](crate::ErrorKind::NotAvailable) for the context of a
+    /// [`BackendInstance`](crate::BackendInstance). A CUDA device that was lost stays lost in this process.
+    pub fn reopen(&self) -> Result<Self> {
+        let builder = self.0.builder.clone();
+        let builder = builder.ok_or_else(|| {
+            let message = "the context of a backend instance is not opened again";
+            Error::new(ErrorKind::NotAvailable, message)
+        })?;
+        // Not another device, if the first one was chosen automatically.
+        builder.backend(self.info()?.backend).open()
     }
 
     /// Whether both are the same open context.
@@ -214,6 +234,9 @@ impl ContextBuilder {
         let mut context = ffi::wcuda_context::zeroed();
         // SAFETY: both structs are valid for the call.
         call(|error| unsafe { ffi::wcuda_context_create(&options, &mut context, error) })?;
-        Ok(CudaContext(Arc::new(Handle(context))))
+        Ok(CudaContext(Arc::new(Handle {
+            native: context,
+            builder: Some(self),
+        })))
     }
 }

@@ -46,9 +46,18 @@ impl Scheduler {
                 }
                 self.spare_steps.push(step);
             }
-            StepOutcome::Failed => self.recompute_all(),
+            StepOutcome::Failed => {
+                let oldest = self.in_flight[0].number;
+                self.recompute_all(oldest);
+            }
         }
         Ok(())
+    }
+
+    /// The engine was replaced, whether steps are in flight or not: these have failed, and all saved sequences are lost.
+    pub fn lose_engine(&mut self, now: Duration) {
+        self.advance(now);
+        self.recompute_all(0);
     }
 
     fn check_outcome(&self, step: u64, outcome: StepOutcome<'_>) -> Result<(), ApplyError> {
@@ -288,9 +297,9 @@ impl Scheduler {
         }
     }
 
-    /// The engine lost everything: sequences are computed again, or end if this is the second time.
-    fn recompute_all(&mut self) {
-        let oldest = self.in_flight[0].number;
+    /// The engine lost everything: sequences are computed again, or end if this is the second time. What was saved in
+    /// step `oldest` or later is lost too.
+    fn recompute_all(&mut self, oldest: u64) {
         while let Some(step) = self.in_flight.pop() {
             for row in &step.rows {
                 if let Some(index) = self.find(row.request) {

@@ -64,7 +64,7 @@ pub struct Config {
     pub max_saved_pages: u32,
     /// Tokens that end every text.
     pub end_tokens: Vec<Token>,
-    /// Digest of the model's file: pages of two models are never confused.
+    /// Stands for the model, so that no two models have the key of a page in common.
     pub model_digest: [u8; 32],
 }
 

@@ -13,7 +13,7 @@ use super::Token;
 pub struct PageKey(pub [u8; 32]);
 
 impl PageKey {
-    /// Start of the chains of one model (by the digest of its file) and one salt.
+    /// Start of the chains of one model and one salt.
     pub(super) fn root(model_digest: &[u8; 32], salt: &Salt) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("worker-cuda 1 page key root");
         hasher.update(model_digest).update(&salt.0);

@@ -197,4 +197,8 @@ impl StepEngine for Faulty {
             None => self.engine.wait(results),
         }
     }
+
+    fn reopen(&mut self) -> worker_cuda::Result<()> {
+        self.engine.reopen()
+    }
 }

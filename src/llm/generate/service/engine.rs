@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::error::Result;
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::Token;
 use crate::llm::step::{HiddenState, LateRow, Sampling};
 use crate::scheduler::{PageSharing, Plan, RequestId, Row, RowOutcome};
@@ -35,6 +35,8 @@ pub struct EngineLimits {
     pub restore_page: Duration,
     /// Values of a hidden state; 0: it returns none.
     pub embedding_length: u32,
+    /// Stands for the model in the keys of pages.
+    pub model_digest: [u8; 32],
 }
 
 impl EngineLimits {
@@ -54,6 +56,7 @@ impl EngineLimits {
             max_saved_pages: 0,
             restore_page: Duration::ZERO,
             embedding_length: 0,
+            model_digest: [0; 32],
         }
     }
 }
@@ -61,8 +64,8 @@ impl EngineLimits {
 /// An engine that carries out the plans of a scheduler. A service uses it on one thread.
 ///
 /// An error of [`submit`](Self::submit), [`sample`](Self::sample) or [`wait`](Self::wait) ends all steps in flight, and the next
-/// plan [resets](Plan::resets_engine) the engine. An error of kind
-/// [`DeviceLost`](crate::ErrorKind::DeviceLost) ends the service.
+/// plan [resets](Plan::resets_engine) the engine. After the first error of kind
+/// [`DeviceLost`](crate::ErrorKind::DeviceLost) the engine is [reopened](Self::reopen); the second ends the service.
 pub trait StepEngine: Send {
     /// Its limits, which do not change.
     fn limits(&self) -> EngineLimits;
@@ -83,6 +86,13 @@ pub trait StepEngine: Send {
 
     /// Waits for the oldest step in flight. `results` is empty and gets one outcome for each row.
     fn wait(&mut self, results: &mut StepResults) -> Result<()>;
+
+    /// The device is lost, with all that was on it: opens it again, for an engine of the same limits. An error, as by
+    /// default, ends the service.
+    fn reopen(&mut self) -> Result<()> {
+        let message = "this engine does not open its device again";
+        Err(Error::new(ErrorKind::NotAvailable, message))
+    }
 }
 
 /// What the rows of a plan return.

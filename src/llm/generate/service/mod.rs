@@ -333,6 +333,7 @@ impl Options {
         config.token_budget = limits.max_step_tokens;
         config.max_sequence_tokens = limits.max_sequence_tokens;
         config.page_sharing = limits.page_sharing;
+        config.model_digest = limits.model_digest;
         config.max_saved_pages = limits.max_saved_pages;
         config.max_queued = self.max_queued;
         config.max_queued_tokens = self.max_queued_tokens.unwrap_or(4 * pool_tokens);

@@ -8,6 +8,7 @@ use super::saved::SavedSequences;
 use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::{Engine, EngineInfo, Sequence, Ticket};
+use crate::llm::gguf::{Gguf, Value};
 use crate::llm::model::Model;
 use crate::llm::plan::{EngineOptions, KvType};
 use crate::llm::step::{LateRow, Row, RowStatus, Step, StepOutput};
@@ -92,6 +93,7 @@ impl ModelEngine {
             page_sharing: PageSharing::Cached,
             restore_page: saved.measure(&mut engine, info.max_sequence_tokens)?,
             max_saved_pages,
+            model_digest: model_digest(model.gguf())?,
             embedding_length: match info.hidden_states {
                 true => model.info().embedding_length,
                 false => 0,
@@ -271,6 +273,56 @@ impl StepEngine for ModelEngine {
         }
         Ok(())
     }
+
+    fn reopen(&mut self) -> Result<()> {
+        self.sequences.fill_with(|| None);
+        self.in_flight.clear();
+        self.engine = None;
+        let context = self.model.context().reopen()?;
+        let model = Model::load(&context, self.model.gguf())?;
+        let engine = Self::new(&model, &self.options)?;
+        let limits = EngineLimits {
+            restore_page: self.limits.restore_page, // measured
+            ..engine.limits.clone()
+        };
+        if limits != self.limits {
+            let message = format!("the new engine has other limits: {limits:?}");
+            return Err(Error::new(ErrorKind::InvalidState, message));
+        }
+        *self = engine;
+        Ok(())
+    }
+}
+
+/// Bytes at the start of each tensor that stand for the tensor.
+const SAMPLE_BYTES: usize = 1024;
+
+/// What distinguishes a file from those of other models, without reading all of it: its metadata except for lists, and
+/// of each tensor the name, the shape and the first bytes. An engine has one model and compares its keys with no others,
+/// so that nothing depends on more.
+fn model_digest(gguf: &Gguf) -> Result<[u8; 32]> {
+    let mut hasher = blake3::Hasher::new_derive_key("worker-cuda 1 model of page keys");
+    let mut add = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    for entry in gguf.metadata() {
+        let (key, value) = entry?;
+        add(key.as_bytes());
+        match value {
+            Value::Array(list) => add(&list.len().to_le_bytes()),
+            value => add(format!("{value:?}").as_bytes()),
+        }
+    }
+    let mut sample = [0; SAMPLE_BYTES];
+    for tensor in gguf.tensors() {
+        let tensor = tensor?;
+        let sample = &mut sample[..tensor.bytes.min(SAMPLE_BYTES as u64) as usize];
+        gguf.read_tensor(tensor.index, 0, sample)?;
+        add(format!("{} {} {:?}", tensor.name, tensor.type_id, tensor.dimensions).as_bytes());
+        add(sample);
+    }
+    Ok(*hasher.finalize().as_bytes())
 }
 
 fn copy_keys(from: &[PageKey], to: &mut Vec<[u8; 32]>) {

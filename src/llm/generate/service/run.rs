@@ -69,6 +69,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     let mut has_waited = true; // for requests
     let mut mask_wait = LEAST_MASK_WAIT;
     let mut costs = CostMeter::new(shared.limits.restore_page);
+    let mut may_reopen = true;
     let mut core = shared.lock();
     loop {
         let is_refused = in_flight
@@ -111,7 +112,17 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
                 // Requests come and go while the engine takes the step.
                 drop(core);
                 let is_lone = in_flight.is_empty() && !has_waited;
-                let step = submit(&plan, &mut sampled, engine, (now, is_lone))?;
+                let step = match submit(&plan, &mut sampled, engine, (now, is_lone)) {
+                    Err(error) if error.kind() == ErrorKind::DeviceLost => {
+                        let error = reopen(engine, &mut may_reopen, error)?;
+                        in_flight.clear();
+                        has_waited = true;
+                        core = shared.lock();
+                        core.restart(error, shared.clock.now());
+                        continue;
+                    }
+                    submitted => submitted?,
+                };
                 core = shared.lock();
                 for request in engine.lost_saves() {
                     core.scheduler.lose_saved(request);
@@ -144,6 +155,18 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
                 Some(error) => Err(error),
                 None => engine.wait(&mut results),
             };
+            let waited = match waited {
+                Err(error) if error.kind() == ErrorKind::DeviceLost => {
+                    let error = reopen(engine, &mut may_reopen, error)?;
+                    in_flight.clear();
+                    late.clear();
+                    has_waited = true;
+                    core = shared.lock();
+                    core.restart(error, shared.clock.now());
+                    continue;
+                }
+                waited => waited,
+            };
             let now = shared.clock.now();
             core = shared.lock();
             let begin = step.submitted.max(last_end);
@@ -165,6 +188,21 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             let measured = (duration, step.rows, step.tokens);
             apply(&mut core, step.number, waited, &results, now, measured)?;
         }
+    }
+}
+
+/// Opens a lost device again, once in the life of a service. Returns why it was lost; an error if it stays so.
+fn reopen(
+    engine: &mut dyn StepEngine,
+    may_reopen: &mut bool,
+    lost: EngineError,
+) -> Result<EngineError> {
+    if !std::mem::take(may_reopen) {
+        return Err(lost);
+    }
+    match engine.reopen() {
+        Ok(()) => Ok(lost),
+        Err(error) => Err(lost.with_context(format!("not opened again ({error})"))),
     }
 }
 
@@ -227,7 +265,6 @@ fn apply(
             core.flush(now, Some(results), Some(measured));
             Ok(())
         }
-        Err(error) if error.kind() == ErrorKind::DeviceLost => Err(error),
         Err(error) => {
             core.stats.engine_faults += 1;
             core.fault = Some(Arc::new(error));

@@ -399,6 +399,15 @@ impl Core {
         }
     }
 
+    /// The engine was opened again, with nothing in it: all that ran is computed again.
+    pub fn restart(&mut self, lost: EngineError, now: Duration) {
+        self.stats.last_progress = now;
+        self.stats.engine_faults += 1;
+        self.fault = Some(Arc::new(lost));
+        self.scheduler.lose_engine(now);
+        self.flush(now, None, None);
+    }
+
     /// Ends all requests with an error.
     pub fn end_all(&mut self, error: &Error, now: Duration) {
         let ids: Vec<RequestId> = self.requests.0.keys().copied().collect();
