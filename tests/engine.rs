@@ -211,6 +211,54 @@ fn logits_of_every_tiny_model_are_the_golden_ones() {
 }
 
 #[test]
+fn logprobs_of_own_tokens_of_every_tiny_model_follow_from_the_golden_logits() {
+    for path in tiny_models() {
+        let model = Model::load(&host(), &Gguf::open(&path).unwrap()).unwrap();
+        let (tokens, logits) = golden(&path);
+        let vocabulary = logits.len() / tokens.len();
+        // Fewer rows of logits than tokens.
+        let options = options().max_logits_rows(3).token_logprobs(true);
+        let mut engine = Engine::new(&model, &options).unwrap();
+        assert!(engine.info().unwrap().token_logprobs);
+        let sequence = engine.create_sequence().unwrap();
+        let (head, tail) = tokens.split_at(tokens.len() / 2);
+
+        let mut found: Vec<(f32, Vec<(Token, f32)>)> = Vec::new();
+        for (part, next) in [(head, Some(tail[0])), (tail, None)] {
+            let output = run(
+                &mut engine,
+                Row::tokens(&sequence, part).token_logprobs(4, next),
+            );
+            let row = output.rows()[0];
+            let logprobs = output.token_logprobs(&row).iter().enumerate();
+            found.extend(
+                logprobs.map(|(i, &logprob)| (logprob, output.token_top(&row, i).collect())),
+            );
+        }
+
+        let expected = logits.chunks_exact(vocabulary).zip(&tokens[1..]);
+        assert_eq!(found.len(), expected.len());
+        let scale = logits
+            .iter()
+            .fold(0f32, |most, logit| most.max(logit.abs()));
+        for ((logprob, top), (logits, &token)) in found.into_iter().zip(expected) {
+            let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+            assert_eq!(top.len(), 4);
+            assert!(top.is_sorted_by(|a, b| a.1 >= b.1) && top[0].1 >= logprob);
+            for (token, logprob) in top.into_iter().chain([(token, logprob)]) {
+                let expected = f64::from(logits[token as usize]) - sum.ln();
+                // As logits_of_every_tiny_model_are_the_golden_ones, for a logit and for the sum.
+                assert!(
+                    (f64::from(logprob) - expected).abs() <= 0.04 * f64::from(scale),
+                    "{}: {logprob} {expected}",
+                    path.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn raw_logprobs_are_those_before_bias_mask_and_penalties() {
     let mut engine = engine();
     let mut sampling = Sampling::greedy();

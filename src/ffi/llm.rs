@@ -231,6 +231,7 @@ pub const WCUDA_ENGINE_POISON_FREE_PAGES: u64 = 1 << 1;
 pub const WCUDA_ENGINE_PERSISTENT_LAYERS_ON: u64 = 1 << 2;
 pub const WCUDA_ENGINE_PERSISTENT_LAYERS_OFF: u64 = 1 << 3;
 pub const WCUDA_ENGINE_HIDDEN_STATES: u64 = 1 << 4;
+pub const WCUDA_ENGINE_TOKEN_LOGPROBS: u64 = 1 << 5;
 c_struct! {
     sized wcuda_engine_options {
         struct_size: u32,
@@ -593,6 +594,7 @@ pub const WCUDA_ROW_SAMPLE_LATE: u32 = 1 << 4;
 pub const WCUDA_ROW_HIDDEN_LAST: u32 = 1 << 6;
 pub const WCUDA_ROW_HIDDEN_FIRST: u32 = 1 << 7;
 pub const WCUDA_ROW_HIDDEN_SUM: u32 = 1 << 8;
+pub const WCUDA_ROW_TOKEN_LOGPROBS: u32 = 1 << 9;
 pub const WCUDA_ROW_DRAFT_TOKENS_MAX: u32 = 15;
 c_struct! {
     sized wcuda_row {
@@ -607,6 +609,8 @@ c_struct! {
         stop_tokens: *const i32,
         draft_count: u32,
         stop_count: u32,
+        next_token: i32,
+        token_top_logprobs: u32,
     }
 }
 
@@ -664,6 +668,10 @@ c_struct! {
         reserved: u32,
         sampled_offset: u64,
         sampled_count: u64,
+        token_logprobs_offset: u64,
+        token_logprobs_count: u32,
+        token_top_count: u32,
+        token_top_offset: u64,
     }
 }
 
@@ -687,6 +695,11 @@ c_struct! {
         sampled_tokens: *mut i32,
         sampled_logprobs: *mut f32,
         sampled_top_counts: *mut u32,
+        token_logprobs_capacity: u64,
+        token_logprobs: *mut f32,
+        token_top_capacity: u64,
+        token_top_tokens: *mut i32,
+        token_top_logprobs: *mut f32,
     }
 }
 

@@ -62,6 +62,8 @@ pub(crate) struct OutputSize {
     pub(crate) logits_rows: usize,
     pub(crate) hidden_states: usize,
     pub(crate) sampled: usize,
+    pub(crate) token_logprobs: usize,
+    pub(crate) token_top: usize,
 }
 
 struct Pending {
@@ -77,6 +79,7 @@ pub struct EngineInfo {
     pub kv_type: KvType,
     pub batch_invariant: bool,
     pub hidden_states: bool,
+    pub token_logprobs: bool,
     /// Whether steps of one token use persistent fused layers.
     pub has_persistent_layers: bool,
     pub max_sequences: u32,
@@ -160,6 +163,7 @@ impl Engine {
             kv_type: KvType::from_native(info.kv_type),
             batch_invariant: info.flags & ffi::WCUDA_ENGINE_BATCH_INVARIANT != 0,
             hidden_states: info.flags & ffi::WCUDA_ENGINE_HIDDEN_STATES != 0,
+            token_logprobs: info.flags & ffi::WCUDA_ENGINE_TOKEN_LOGPROBS != 0,
             has_persistent_layers: info.flags & ffi::WCUDA_ENGINE_PERSISTENT_LAYERS_ON != 0,
             max_sequences: info.max_sequences,
             max_batch_tokens: info.max_batch_tokens,

@@ -116,6 +116,12 @@ impl EngineOptions {
         self.flag(ffi::WCUDA_ENGINE_HIDDEN_STATES, on)
     }
 
+    /// If on, rows may return [log probabilities of their own tokens](crate::Row::token_logprobs), for which scratch
+    /// memory is reserved; default off.
+    pub fn token_logprobs(self, on: bool) -> Self {
+        self.flag(ffi::WCUDA_ENGINE_TOKEN_LOGPROBS, on)
+    }
+
     /// Persistent fused layers; default: chosen by model and device. Cannot be combined with
     /// [`batch_invariant`](Self::batch_invariant).
     pub fn persistent_layers(self, choice: PersistentLayers) -> Self {

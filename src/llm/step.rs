@@ -107,6 +107,8 @@ pub struct Row<'a> {
     stop_tokens: &'a [Token],
     flags: u32,
     sampling: Option<&'a Sampling>,
+    next_token: Option<Token>,
+    token_top: u32,
 }
 
 impl<'a> Row<'a> {
@@ -119,6 +121,8 @@ impl<'a> Row<'a> {
             stop_tokens: &[],
             flags: 0,
             sampling: None,
+            next_token: None,
+            token_top: 0,
         }
     }
 
@@ -132,6 +136,8 @@ impl<'a> Row<'a> {
             stop_tokens: &[],
             flags: ffi::WCUDA_ROW_FEED_SAMPLED,
             sampling: None,
+            next_token: None,
+            token_top: 0,
         }
     }
 
@@ -215,6 +221,39 @@ impl<'a> Row<'a> {
         self
     }
 
+    /// Returns the log probability of each token of the row but the first, given the tokens before it, and of `next`,
+    /// the token that will follow the row; each with the `top` most likely tokens. They are those of the model: before
+    /// bias, mask, penalties and temperature. For a prompt in several rows, `next` is the first token of the next row.
+    /// Needs [`EngineOptions::token_logprobs`](crate::EngineOptions::token_logprobs).
+    ///
+    /// ```no_run
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model, Row, Step};
+    /// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
+    /// let mut engine = Engine::new(&model, &EngineOptions::new().token_logprobs(true))?;
+    /// let sequence = engine.create_sequence()?;
+    /// let tokens = [1, 2, 3];
+    /// let row = Row::tokens(&sequence, &tokens).token_logprobs(0, None);
+    /// let ticket = engine.submit(&Step::new().row(row))?;
+    /// let output = engine.wait(ticket)?;
+    /// let sum: f32 = output.token_logprobs(&output.rows()[0]).iter().sum();
+    /// println!("log probability of 2 and 3 after 1: {sum}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn token_logprobs(mut self, top: u32, next: Option<Token>) -> Self {
+        self.flags |= ffi::WCUDA_ROW_TOKEN_LOGPROBS;
+        (self.token_top, self.next_token) = (top, next);
+        self
+    }
+
+    fn scored_tokens(&self) -> usize {
+        if self.flags & ffi::WCUDA_ROW_TOKEN_LOGPROBS == 0 {
+            return 0;
+        }
+        (self.token_count() + usize::from(self.next_token.is_some())).saturating_sub(1)
+    }
+
     fn token_count(&self) -> usize {
         if self.flags & ffi::WCUDA_ROW_FEED_SAMPLED != 0 {
             1
@@ -289,6 +328,12 @@ impl<'a> Step<'a> {
                 .filter(|row| row.flags & HIDDEN_FLAGS != 0)
                 .count(),
             sampled: self.0.iter().map(|row| 1 + row.drafts.len()).sum(),
+            token_logprobs: self.0.iter().map(Row::scored_tokens).sum(),
+            token_top: self
+                .0
+                .iter()
+                .map(|row| row.scored_tokens() * row.token_top as usize)
+                .sum(),
         }
     }
 }
@@ -356,6 +401,7 @@ impl NativeStep {
         for (index, row) in step.0.iter().enumerate() {
             check_tokens(index, row.tokens)?;
             check_tokens(index, row.drafts)?;
+            check_tokens(index, row.next_token.as_slice())?;
             let token_count = to_u32(row.token_count(), "tokens of a row")?;
             let fed = row.flags & ffi::WCUDA_ROW_FEED_SAMPLED != 0;
             self.rows.push(ffi::wcuda_row {
@@ -373,6 +419,8 @@ impl NativeStep {
                 stop_tokens: row.stop_tokens.as_ptr().cast(),
                 draft_count: to_u32(row.drafts.len(), "drafts of a row")?,
                 stop_count: to_u32(row.stop_tokens.len(), "stop tokens of a row")?,
+                next_token: row.next_token.map_or(-1, |token| token as i32),
+                token_top_logprobs: row.token_top,
                 sampling: match row.sampling {
                     Some(_) => sampling.next().map_or(std::ptr::null(), std::ptr::from_ref),
                     None => std::ptr::null(),
@@ -480,6 +528,8 @@ pub struct RowResult {
     logits: (usize, usize),
     hidden_states: (usize, usize),
     sampled: (usize, usize),
+    token_logprobs: (usize, usize),
+    token_top: (usize, usize),
 }
 
 /// The outputs of one step.
@@ -516,6 +566,9 @@ pub struct StepOutput {
     sampled_tokens: Vec<i32>,
     sampled_logprobs: Vec<f32>,
     sampled_top_counts: Vec<u32>,
+    token_logprobs: Vec<f32>,
+    token_top_tokens: Vec<i32>,
+    token_top_logprobs: Vec<f32>,
     vocabulary_size: usize,
     embedding_length: usize,
     /// Time on the device, in nanoseconds.
@@ -575,6 +628,30 @@ impl StepOutput {
         )
     }
 
+    /// [Log probabilities of own tokens](Row::token_logprobs) of a row: of the second token on, up to the one that
+    /// follows the row if it was given. None if the row failed.
+    pub fn token_logprobs(&self, row: &RowResult) -> &[f32] {
+        vectors(&self.token_logprobs, row.token_logprobs, 1)
+    }
+
+    /// The most likely tokens in place of own token number `index` of a row, counted as in
+    /// [`token_logprobs`](Self::token_logprobs), most probable first.
+    pub fn token_top(
+        &self,
+        row: &RowResult,
+        index: usize,
+    ) -> impl Iterator<Item = (Token, f32)> + use<'_> {
+        let (first, count) = row.token_top;
+        let count = if index < row.token_logprobs.1 {
+            count
+        } else {
+            0
+        };
+        let place = (first + index * count, count);
+        pairs(&self.token_top_tokens, &self.token_top_logprobs, place)
+            .filter(|(_, logprob)| *logprob > f32::NEG_INFINITY)
+    }
+
     /// Allocates room, calls `wait` to write into it, and stores the result. On failure it is empty.
     pub(crate) fn fill(
         &mut self,
@@ -595,6 +672,9 @@ impl StepOutput {
         self.sampled_tokens.resize(size.sampled, 0);
         self.sampled_logprobs.resize(size.sampled, 0.0);
         self.sampled_top_counts.resize(size.sampled, 0);
+        self.token_logprobs.resize(size.token_logprobs, 0.0);
+        self.token_top_tokens.resize(size.token_top, 0);
+        self.token_top_logprobs.resize(size.token_top, 0.0);
         let mut native = ffi::wcuda_step_output::init();
         native.row_capacity = to_u32(size.rows, "rows of a step")?;
         native.rows = self.native_rows.as_mut_ptr();
@@ -615,6 +695,11 @@ impl StepOutput {
         native.sampled_tokens = self.sampled_tokens.as_mut_ptr();
         native.sampled_logprobs = self.sampled_logprobs.as_mut_ptr();
         native.sampled_top_counts = self.sampled_top_counts.as_mut_ptr();
+        native.token_logprobs_capacity = size.token_logprobs as u64;
+        native.token_logprobs = self.token_logprobs.as_mut_ptr();
+        native.token_top_capacity = size.token_top as u64;
+        native.token_top_tokens = self.token_top_tokens.as_mut_ptr();
+        native.token_top_logprobs = self.token_top_logprobs.as_mut_ptr();
         wait(&mut native)?;
         self.device_ns = native.device_ns;
         self.captured = native.captured != 0;
@@ -669,6 +754,14 @@ impl RowResult {
             sampled: (
                 native.sampled_offset as usize,
                 native.sampled_count as usize,
+            ),
+            token_logprobs: (
+                native.token_logprobs_offset as usize,
+                native.token_logprobs_count as usize,
+            ),
+            token_top: (
+                native.token_top_offset as usize,
+                native.token_top_count as usize,
             ),
         }
     }

@@ -522,6 +522,7 @@ void Fuzzer::set_up() {
   limits.max_batch_tokens = 16;
   limits.max_sequence_tokens = 64;
   limits.max_draft_tokens = 8;
+  limits.flags = WCUDA_ENGINE_TOKEN_LOGPROBS;
   if (wcuda_gguf_open(&source, &gguf, nullptr) != WCUDA_OK) std::abort();
   pool.add(kind_of<wcuda_gguf>(), gguf.id);
   if (wcuda_model_load(context, gguf, nullptr, &model, nullptr) == WCUDA_OK) {

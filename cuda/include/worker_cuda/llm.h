@@ -213,6 +213,9 @@ WCUDA_API wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_ty
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_OFF ((uint64_t)1 << 3)
 /* Rows may return hidden states. Takes scratch memory for two steps of max_batch_rows vectors. */
 #define WCUDA_ENGINE_HIDDEN_STATES ((uint64_t)1 << 4)
+/* Rows may return log probabilities of their own tokens. Takes scratch memory for two steps of
+ * max_batch_tokens times max_top_logprobs tokens and log probabilities. */
+#define WCUDA_ENGINE_TOKEN_LOGPROBS ((uint64_t)1 << 5)
 
 typedef struct wcuda_engine_options {
   uint32_t struct_size;
@@ -225,7 +228,7 @@ typedef struct wcuda_engine_options {
   /* Size of the KV cache for all sequences together, in positions, rounded up to whole pages. 0 means the
    * larger of max_sequence_tokens and 512 * max_sequences. */
   uint64_t kv_tokens;
-  /* Logits vectors that a step may compute: one for each token that it samples, and those that it returns;
+  /* Logits vectors that a step may keep: one for each token that it samples, and those that it returns;
    * 0 means max_batch_rows + max_draft_tokens. */
   uint32_t max_logits_rows;
   uint32_t max_top_logprobs;    /* likely tokens reported per sampled token, at most 128; 0: none */
@@ -666,6 +669,13 @@ typedef struct wcuda_sampling {
 #define WCUDA_ROW_HIDDEN_FIRST ((uint32_t)1 << 7) /* of the row's first token */
 #define WCUDA_ROW_HIDDEN_SUM ((uint32_t)1 << 8)   /* the sum over the row's tokens, in their order. For a
                                                      prompt in several chunks, add the sums of its rows. */
+/* Return the log probability of each of the row's own tokens but the first, given the tokens before it, and of
+ * `next_token`: the values of a log softmax of the logits, without bias, mask, penalties and temperature. So a
+ * prompt in several chunks, each with the first token of the next chunk as next_token, returns those of all of
+ * its tokens but the first of the sequence. A step computes the logits for these in parts of max_logits_rows,
+ * and keeps none of them. Needs WCUDA_ENGINE_TOKEN_LOGPROBS and `tokens`; excludes drafts. If a logit is NaN or
+ * +infinity, the row ends with WCUDA_ROW_NOT_FINITE. */
+#define WCUDA_ROW_TOKEN_LOGPROBS ((uint32_t)1 << 9)
 
 #define WCUDA_ROW_DRAFT_TOKENS_MAX ((uint32_t)15)
 
@@ -684,8 +694,12 @@ typedef struct wcuda_row {
   const int32_t* stop_tokens;     /* (stop_count) token ids that end what a row with drafts returns */
   uint32_t draft_count;           /* at most WCUDA_ROW_DRAFT_TOKENS_MAX */
   uint32_t stop_count;
+  /* The next two are read with WCUDA_ROW_TOKEN_LOGPROBS. */
+  int32_t next_token;             /* the token that will follow the row; -1: none */
+  uint32_t token_top_logprobs;    /* number of most likely tokens to report for each token, at most
+                                     max_top_logprobs */
 } wcuda_row;
-#define WCUDA_ROW_INIT {sizeof(wcuda_row), 0, {0}, NULL, NULL, 0, 0, NULL, NULL, 0, 0}
+#define WCUDA_ROW_INIT {sizeof(wcuda_row), 0, {0}, NULL, NULL, 0, 0, NULL, NULL, 0, 0, 0, 0}
 
 typedef struct wcuda_step {
   uint32_t struct_size;
@@ -745,8 +759,14 @@ typedef struct wcuda_row_result {
   uint64_t sampled_offset; /* index of the row's first token in sampled_tokens */
   uint64_t sampled_count;  /* number of the row's tokens there: 1, or with drafts 1 to 16; 0 if none was
                               sampled or sampled_capacity is 0 */
+  uint64_t token_logprobs_offset; /* index of the row's first entry in token_logprobs */
+  uint32_t token_logprobs_count;  /* with WCUDA_ROW_TOKEN_LOGPROBS and WCUDA_ROW_OK: the row's tokens, one less
+                                     if next_token is -1; otherwise 0 */
+  uint32_t token_top_count;       /* entries in token_top_tokens for each of these: token_top_logprobs */
+  uint64_t token_top_offset;      /* index of the row's first entry there */
 } wcuda_row_result;
-#define WCUDA_ROW_RESULT_INIT {sizeof(wcuda_row_result), 0, 0, 0, 0, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define WCUDA_ROW_RESULT_INIT \
+  {sizeof(wcuda_row_result), 0, 0, 0, 0, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Outputs of a step, in memory of the caller. Pass NULL with capacity 0 for an output that is not
  * wanted. */
@@ -776,9 +796,18 @@ typedef struct wcuda_step_output {
   float* sampled_logprobs;  /* as wcuda_row_result.logprob */
   uint32_t* sampled_top_counts; /* number of the token's entries in top_tokens and top_logprobs, which follow
                                    those of the row's earlier tokens */
+  /* Log probabilities of own tokens, in the order of the rows and of their tokens. Capacities must be at least
+   * the sums over the rows with WCUDA_ROW_TOKEN_LOGPROBS. */
+  uint64_t token_logprobs_capacity;
+  float* token_logprobs;
+  uint64_t token_top_capacity;  /* elements of each of the next two */
+  int32_t* token_top_tokens;    /* most likely tokens in place of each token, by descending log probability, then
+                                   by id; where fewer than token_top_logprobs are possible, -1 and -infinity */
+  float* token_top_logprobs;
 } wcuda_step_output;
 #define WCUDA_STEP_OUTPUT_INIT \
-  {sizeof(wcuda_step_output), 0, NULL, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, 0, NULL, 0, NULL, NULL, NULL}
+  {sizeof(wcuda_step_output), 0, NULL, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, 0, NULL, 0, NULL, NULL, NULL, \
+   0, NULL, 0, NULL, NULL}
 
 /* Waits until the step has finished and copies its outputs. Tickets must be waited for in order: if an
  * older step is in flight, or late rows are not sampled, the function returns WCUDA_INVALID_STATE. A

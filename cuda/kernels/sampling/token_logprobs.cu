@@ -1,4 +1,5 @@
-// raw_logprobs: log p = logit - max - log(sum of exp(logit - max)), and the most likely tokens.
+// token_logprobs, raw_logprobs: log p = logit - max - log(sum of exp(logit - max)), and the most
+// likely tokens.
 //
 // Shapes: logits (…, vocabulary) f32; one block a row, which it reads twice. The first time each
 // thread finds its largest logit. From these the block chooses a threshold that at least as many
@@ -187,15 +188,54 @@ struct RawLogprobs {
   __device__ void fail(int32_t) const {}  // logits that were sampled from are finite
 };
 
-}  // namespace
+struct TokenLogprobs {
+  using Args = TokenLogprobsArgs;
+  const Args& args;
+  uint32_t index;  // of the token
 
-cudaError_t raw_logprobs(const RawLogprobsArgs& args, const Launch& launch) {
-  if (args.row_count == 0) return cudaSuccess;
+  __device__ uint32_t top() const { return min(args.tokens[index].top, args.top_stride); }
+  __device__ Wanted wanted() const {
+    return Wanted{args.logits + uint64_t{index} * args.vocabulary,
+                  static_cast<uint32_t>(args.tokens[index].token), top()};
+  }
+  __device__ void write(uint32_t place, int32_t token, float logprob) const {
+    const uint64_t at = uint64_t{index} * args.top_stride + place;
+    args.top_tokens[at] = token;
+    args.top_logprobs[at] = logprob;
+  }
+  __device__ void write_top(uint32_t place, uint64_t entry) const {
+    write(place, static_cast<int32_t>(static_cast<uint32_t>(entry)),
+          0.0f - __uint_as_float(static_cast<uint32_t>(entry >> 32)));
+  }
+  __device__ void finish(float logprob, uint32_t top_count) const {
+    args.logprobs[index] = logprob;
+    for (uint32_t place = top_count; place < top(); ++place) write(place, -1, -__builtin_inff());
+  }
+  __device__ void fail(int32_t status) const {
+    int32_t& row_status = args.row_statuses[args.tokens[index].row];
+    if (row_status == kRowOk) row_status = status;
+  }
+};
+
+template <class Output>
+cudaError_t launch_logprobs(const typename Output::Args& args, uint32_t count,
+                            const Launch& launch) {
+  if (count == 0) return cudaSuccess;
   if (args.vocabulary == 0 || args.vocabulary > math::kMaxVocabulary ||
       args.top_stride > kSampleTopLogprobsMax)
     return cudaErrorInvalidValue;
-  return launch_kernel(launch, dim3(args.row_count), dim3(kScoreThreads), 0, 0,
-                       token_logprobs_kernel<RawLogprobs>, args);
+  return launch_kernel(launch, dim3(count), dim3(kScoreThreads), 0, 0,
+                       token_logprobs_kernel<Output>, args);
+}
+
+}  // namespace
+
+cudaError_t token_logprobs(const TokenLogprobsArgs& args, const Launch& launch) {
+  return launch_logprobs<TokenLogprobs>(args, args.token_count, launch);
+}
+
+cudaError_t raw_logprobs(const RawLogprobsArgs& args, const Launch& launch) {
+  return launch_logprobs<RawLogprobs>(args, args.row_count, launch);
 }
 
 }  // namespace wcuda::kernels

@@ -1,5 +1,6 @@
-// raw_logprobs: log probabilities of sampled tokens where they are not those of the logits that
-// were sampled from. Bit for bit those of the host (ops/sampling.h).
+// token_logprobs: log probabilities of given tokens. raw_logprobs: those of sampled tokens where
+// they are not of the logits that were sampled from. Bit for bit those of the host
+// (ops/sampling.h).
 //
 // One block computes one row of logits. Bytes moved: 8 per token of the vocabulary and row.
 #pragma once
@@ -30,6 +31,21 @@ struct RawLogprobsArgs {
   int32_t* top_tokens = nullptr;  // (row_count, top_stride)
   float* top_logprobs = nullptr;
 };
+// Token i is tokens[i].token, from row i of the logits. If a logit is NaN or +infinity, the status
+// of the token's row becomes kRowNotFinite, and nothing is written for the token.
+struct TokenLogprobsArgs {
+  uint32_t token_count = 0;
+  uint32_t vocabulary = 0;
+  const ScoredToken* tokens = nullptr;  // (token_count)
+  const float* logits = nullptr;        // (token_count, vocabulary)
+  uint32_t top_stride = 0;              // at most kSampleTopLogprobsMax
+  float* logprobs = nullptr;            // (token_count)
+  int32_t* top_tokens = nullptr;  // (token_count, top_stride), of which tokens[i].top are written;
+  float* top_logprobs = nullptr;  // -1 and -infinity where fewer tokens are possible
+  int32_t* row_statuses = nullptr;  // by ScoredToken.row
+};
+cudaError_t token_logprobs(const TokenLogprobsArgs& args, const Launch& launch);
+
 cudaError_t raw_logprobs(const RawLogprobsArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -52,6 +52,7 @@ constexpr uint32_t kRowHiddenLast = 64;  // at most one of these three
 constexpr uint32_t kRowHiddenFirst = 128;
 constexpr uint32_t kRowHiddenSum = 256;
 constexpr uint32_t kRowHidden = kRowHiddenLast | kRowHiddenFirst | kRowHiddenSum;
+constexpr uint32_t kRowTokenLogprobs = 512;  // of its own tokens
 
 // One row of a step, on the host and on the device: consecutive tokens of one sequence.
 // token_count 0: a row that pads the batch and does nothing.
@@ -112,6 +113,14 @@ struct SampleRow {
   uint32_t raw_top_logprobs;
 };
 static_assert(sizeof(SampleRow) == 88);
+
+// A token whose log probability a row returns.
+struct ScoredToken {
+  int32_t token;
+  uint32_t row;  // of the step
+  uint32_t top;  // alternatives
+};
+static_assert(sizeof(ScoredToken) == 12);
 
 struct BeginStepArgs {
   uint32_t row_count = 0;

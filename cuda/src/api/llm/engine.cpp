@@ -122,7 +122,8 @@ static_assert(kernels::kRowFeedSampled == WCUDA_ROW_FEED_SAMPLED &&
               kernels::kRowSampleLate == WCUDA_ROW_SAMPLE_LATE &&
               kernels::kRowHiddenLast == WCUDA_ROW_HIDDEN_LAST &&
               kernels::kRowHiddenFirst == WCUDA_ROW_HIDDEN_FIRST &&
-              kernels::kRowHiddenSum == WCUDA_ROW_HIDDEN_SUM);
+              kernels::kRowHiddenSum == WCUDA_ROW_HIDDEN_SUM &&
+              kernels::kRowTokenLogprobs == WCUDA_ROW_TOKEN_LOGPROBS);
 
 Status read_drafts(const wcuda_row& given, uint32_t index, uint32_t vocabulary, engine::Row* row) {
   if (given.draft_count > WCUDA_ROW_DRAFT_TOKENS_MAX)
@@ -134,11 +135,12 @@ Status read_drafts(const wcuda_row& given, uint32_t index, uint32_t vocabulary, 
   if (given.stop_count > 0) WCUDA_TRY(check_not_null(given.stop_tokens, "row.stop_tokens"));
   if (given.draft_count == 0) return {};
   WCUDA_TRY(check_not_null(given.draft_tokens, "row.draft_tokens"));
-  constexpr uint32_t kExcluded = WCUDA_ROW_SAMPLE_LATE | kernels::kRowHidden;
+  constexpr uint32_t kExcluded =
+      WCUDA_ROW_SAMPLE_LATE | kernels::kRowHidden | WCUDA_ROW_TOKEN_LOGPROBS;
   if (!row->is_sampled() || (given.flags & kExcluded) != 0)
     return invalid_argument(
-        "row %u: draft tokens need WCUDA_ROW_SAMPLE, without WCUDA_ROW_SAMPLE_LATE and hidden "
-        "states",
+        "row %u: draft tokens need WCUDA_ROW_SAMPLE, without WCUDA_ROW_SAMPLE_LATE, hidden states "
+        "and WCUDA_ROW_TOKEN_LOGPROBS",
         index);
   row->drafts = given.draft_tokens;
   row->draft_count = given.draft_count;
@@ -148,9 +150,9 @@ Status read_drafts(const wcuda_row& given, uint32_t index, uint32_t vocabulary, 
 
 Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t index,
                 engine::Row* row) {
-  constexpr uint32_t kKnownFlags = WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE |
-                                   WCUDA_ROW_LOGITS_LAST | WCUDA_ROW_LOGITS_ALL |
-                                   WCUDA_ROW_SAMPLE_LATE | kernels::kRowHidden;
+  constexpr uint32_t kKnownFlags =
+      WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST | WCUDA_ROW_LOGITS_ALL |
+      WCUDA_ROW_SAMPLE_LATE | kernels::kRowHidden | WCUDA_ROW_TOKEN_LOGPROBS;
   WCUDA_TRY(check_flags(given.flags, kKnownFlags, "row flags"));
   const uint32_t hidden = given.flags & kernels::kRowHidden;
   if ((hidden & (hidden - 1)) != 0)
@@ -169,6 +171,13 @@ Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t inde
         index, given.token_count);
   if (!row->is_fed() && (!given.tokens || given.token_count == 0))
     return invalid_argument("row %u has no tokens", index);
+  if ((given.flags & WCUDA_ROW_TOKEN_LOGPROBS) != 0) {
+    if (row->is_fed())
+      return invalid_argument("row %u: WCUDA_ROW_TOKEN_LOGPROBS excludes WCUDA_ROW_FEED_SAMPLED",
+                              index);
+    row->next_token = given.next_token;
+    row->token_top = given.token_top_logprobs;
+  }
   if (!row->is_sampled() && given.sampling)
     return invalid_argument("row %u has sampling but not WCUDA_ROW_SAMPLE", index);
   if (!row->is_sampled() && row->is_late())
@@ -216,6 +225,7 @@ wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
     out.flags = (limits.batch_invariant ? WCUDA_ENGINE_BATCH_INVARIANT : 0) |
                 (limits.poison_free_pages ? WCUDA_ENGINE_POISON_FREE_PAGES : 0) |
                 (limits.has_hidden_states ? WCUDA_ENGINE_HIDDEN_STATES : 0) |
+                (limits.has_token_logprobs ? WCUDA_ENGINE_TOKEN_LOGPROBS : 0) |
                 (found.has_persistent_layers ? WCUDA_ENGINE_PERSISTENT_LAYERS_ON
                                              : WCUDA_ENGINE_PERSISTENT_LAYERS_OFF);
     out.max_sequences = limits.max_sequences;

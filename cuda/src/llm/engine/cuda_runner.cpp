@@ -52,6 +52,8 @@ enum Segment : uint32_t {
   kBiasTokens,
   kBiasValues,
   kMasks,
+  kScoredIndices,  // this and the next only in steps that have scored tokens
+  kScored,
   kSegmentCount,
 };
 static_assert(kSegmentCount <= kernels::kInputSegmentsMax);
@@ -73,6 +75,8 @@ struct Sizes {
         {bias_entries, sizeof(int32_t)},
         {bias_entries, sizeof(float)},
         {rows, align_up(mask_words * sizeof(uint32_t), 16)},
+        {limits.max_scored_tokens(), sizeof(uint32_t)},
+        {limits.max_scored_tokens(), sizeof(kernels::ScoredToken)},
     };
     // Device memory for the data that the ticket blocks do not have.
     Arena device;
@@ -158,6 +162,8 @@ class CudaRunner final : public Runner {
   Status warm_up() override;
   Status copy_logits(const Ticket& ticket, uint64_t first, uint64_t count, float* target) override;
   Status copy_hidden_state(const Ticket& ticket, size_t row, float* target) override;
+  Status copy_token_logprobs(const Ticket& ticket, uint64_t first, uint32_t count, uint32_t top,
+                             const TokenLogprobs& target) override;
   const int32_t* top_tokens(const Ticket& ticket) const override {
     return pinned<int32_t>(ticket.parity, sizes_.top_tokens);
   }
@@ -354,7 +360,7 @@ uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
     return target;
   };
   const ops::StepShape& used = ticket.shape;
-  StepInputs to;
+  StepInputs to{};
   to.tokens = room(kTokens, used.token_count, shape.token_count, int32_t{0});
   to.positions = room(kPositions, used.token_count, shape.token_count, uint32_t{0});
   to.token_rows = room(kTokenRows, used.token_count, shape.token_count, kernels::kDeadToken);
@@ -362,6 +368,10 @@ uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
   to.rows = room(kRows, used.row_count, shape.row_count, ops::StepRow());
   const uint64_t pages = ceil_div(used.max_positions, ops::kPageTokens);
   to.page_table_stride = align_up(pages, 4);
+  if (used.scored_count != 0) {
+    to.scored_indices = room(kScoredIndices, used.scored_count, used.scored_count, uint32_t{0});
+    to.scored = room(kScored, used.scored_count, used.scored_count, kernels::ScoredToken{0, 0, 0});
+  }
   to.page_tables = inputs.add<uint32_t>(kPageTables, used.row_count, pages * sizeof(uint32_t));
   to.write(ticket);
   write_sampling(ticket, shape, &inputs);
@@ -528,7 +538,7 @@ kernels::InputScatterArgs CudaRunner::input_scatter_args(const Shape& shape) con
   const Layout& layout = machine_.layout;
   kernels::InputScatterArgs args;
   args.block = device_inputs(shape.parity);
-  args.segment_count = kSegmentCount;
+  args.segment_count = shape.scored_count != 0 ? kSegmentCount : kScoredIndices;
   const auto in_ticket = [&](uint64_t offset) {
     return machine_.in_ticket<uint8_t>(shape.parity, offset);
   };
@@ -544,6 +554,8 @@ kernels::InputScatterArgs CudaRunner::input_scatter_args(const Shape& shape) con
   args.targets[kBiasValues] = on_device<uint8_t>(sizes_.device_bias_values);
   args.targets[kMasks] = on_device<uint8_t>(sizes_.device_masks);
   args.target_strides[kMasks] = sizes_.mask_words * sizeof(uint32_t);
+  args.targets[kScoredIndices] = in_ticket(layout.scored_indices);
+  args.targets[kScored] = in_ticket(layout.scored);
   return args;
 }
 
@@ -567,6 +579,7 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
   begin.history = machine_.history(0);
   StepArgs step = machine_.step(parity, batch);
   step.inputs = &start;
+  step.row_statuses = statuses(parity);
   WCUDA_TRY(forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan, step,
                     observer));
 
@@ -788,6 +801,29 @@ Status CudaRunner::copy_hidden_state(const Ticket& ticket, size_t row, float* ta
   const float* const states =
       machine_.in_ticket<float>(ticket.parity, machine_.layout.hidden_states);
   return backend_.copy_to_host(target, states + row * width, width * sizeof(float));
+}
+
+Status CudaRunner::copy_token_logprobs(const Ticket& ticket, uint64_t first, uint32_t count,
+                                       uint32_t top, const TokenLogprobs& target) {
+  const Layout& layout = machine_.layout;
+  const uint64_t stride = machine_.limits.max_top_logprobs;
+  WCUDA_TRY(backend_.copy_to_host(
+      target.logprobs, machine_.in_ticket<float>(ticket.parity, layout.token_logprobs) + first,
+      count * sizeof(float)));
+  if (top == 0) return {};
+  // Rows of the stride come to the host at once, and are packed there.
+  std::vector<uint32_t> values(count * stride);
+  const auto copy = [&](uint64_t offset, void* packed) -> Status {
+    WCUDA_TRY(backend_.copy_to_host(
+        values.data(), machine_.in_ticket<uint32_t>(ticket.parity, offset) + first * stride,
+        values.size() * sizeof(uint32_t)));
+    for (uint64_t i = 0; i < count; ++i)
+      std::memcpy(static_cast<uint32_t*>(packed) + i * top, &values[i * stride],
+                  top * sizeof(uint32_t));
+    return {};
+  };
+  WCUDA_TRY(copy(layout.token_top_tokens, target.top_tokens));
+  return copy(layout.token_top_logprobs, target.top_logprobs);
 }
 
 // ---- warm-up

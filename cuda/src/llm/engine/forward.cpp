@@ -52,19 +52,28 @@ class Pass {
                                   config_.norm_epsilon, a_.hidden, step_.hidden_states});
       case Operation::kSoftcapLogits:
         return ops_.softcap(
-            node, {step_.logits, uint64_t{plan_.shape.logits_count} * config_.vocabulary_size,
+            node, {step_.logits, uint64_t{plan_.logits_count(node)} * config_.vocabulary_size,
                    config_.logit_softcap});
+      case Operation::kTokenLogprobs:
+        return token_logprobs(node);
       case Operation::kQueryKeyValue:
       case Operation::kAttentionOutput:
       case Operation::kGateUp:
       case Operation::kDown:
       case Operation::kLogits:
-        return ops_.linear(node, linear(node.operation, node.layer));
+        return ops_.linear(node, linear(node));
     }
     return {};
   }
 
  private:
+  ops::LinearArgs linear(const Node& node) const {
+    ops::LinearArgs args = linear(node.operation, node.layer);
+    if (node.scored_count == 0) return args;
+    args.token_count = node.scored_count;
+    args.token_indices = step_.scored_indices + node.scored_first;
+    return args;
+  }
   ops::LinearArgs linear(Operation operation, uint32_t layer) const {
     ops::LinearArgs args{};
     args.token_count = step_.batch->token_count;
@@ -157,6 +166,21 @@ class Pass {
     args.out = a_.attention;
     if (node.input == Form::kUnrotated) args.rope_kv = &unrotated;
     return ops_.attention(node, args);
+  }
+
+  Status token_logprobs(const Node& node) {
+    const uint64_t top = uint64_t{node.scored_first} * step_.top_stride;
+    ops::TokenLogprobsArgs args{};
+    args.count = node.scored_count;
+    args.vocabulary = config_.vocabulary_size;
+    args.tokens = step_.scored + node.scored_first;
+    args.logits = step_.logits;
+    args.top_stride = step_.top_stride;
+    args.logprobs = step_.token_logprobs + node.scored_first;
+    args.top_tokens = step_.token_top_tokens + top;
+    args.top_logprobs = step_.token_top_logprobs + top;
+    args.row_statuses = step_.row_statuses;
+    return ops_.token_logprobs(node, args);
   }
 
   const model::Config& config_;

@@ -25,6 +25,14 @@ struct StepArgs {
   const uint32_t* logits_indices = nullptr;  // (logits_count) tokens whose logits are wanted
   float* logits = nullptr;                   // (logits_count, vocabulary)
   float* hidden_states = nullptr;            // (row_count, embedding_length)
+  // Own tokens of rows whose log probabilities are wanted.
+  const uint32_t* scored_indices = nullptr;      // (scored_count) the token before each
+  const kernels::ScoredToken* scored = nullptr;  // (scored_count)
+  uint32_t top_stride = 0;                       // max_top_logprobs
+  float* token_logprobs = nullptr;               // (scored_count)
+  int32_t* token_top_tokens = nullptr;           // (scored_count, top_stride)
+  float* token_top_logprobs = nullptr;           // likewise
+  int32_t* row_statuses = nullptr;               // (row_count)
 };
 
 // Called before and after each node.

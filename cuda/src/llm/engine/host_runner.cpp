@@ -184,6 +184,21 @@ class HostRunner final : public Runner {
         width, target);
     return {};
   }
+  Status copy_token_logprobs(const Ticket& ticket, uint64_t first, uint32_t count, uint32_t top,
+                             const TokenLogprobs& target) override {
+    const Layout& layout = machine_.layout;
+    const uint64_t stride = machine_.limits.max_top_logprobs;
+    const float* logprobs = machine_.in_ticket<float>(ticket.parity, layout.token_logprobs) + first;
+    std::copy_n(logprobs, count, target.logprobs);
+    for (uint64_t i = 0; i < count && top != 0; ++i) {
+      const uint64_t from = (first + i) * stride;
+      std::copy_n(machine_.in_ticket<int32_t>(ticket.parity, layout.token_top_tokens) + from, top,
+                  target.top_tokens + i * top);
+      std::copy_n(machine_.in_ticket<float>(ticket.parity, layout.token_top_logprobs) + from, top,
+                  target.top_logprobs + i * top);
+    }
+    return {};
+  }
   const int32_t* top_tokens(const Ticket& ticket) const override {
     return machine_.in_ticket<int32_t>(ticket.parity, machine_.layout.top_tokens);
   }
@@ -232,9 +247,14 @@ class HostRunner final : public Runner {
     const ops::Batch batch = machine_.batch(ticket.parity, ticket.shape);
     const ops::StepPlan plan = machine_.plan(ticket.shape);
     NodeTimer timer(ticket.profile.get(), plan);
-    ticket.status =
-        forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan,
-                machine_.step(ticket.parity, batch), ticket.profile != nullptr ? &timer : nullptr);
+    StepArgs step = machine_.step(ticket.parity, batch);
+    std::vector<int32_t> statuses(ticket.rows.size(), kernels::kRowOk);
+    step.row_statuses = statuses.data();
+    ticket.status = forward(machine_.model->config(), machine_.model->weights(), *machine_.ops,
+                            plan, step, ticket.profile != nullptr ? &timer : nullptr);
+    for (size_t i = 0; i < statuses.size(); ++i)
+      if (ticket.results[i].status == ops::RowStatus::kOk)
+        ticket.results[i].status = static_cast<ops::RowStatus>(statuses[i]);
     if (ticket.status.ok()) sample_rows(machine_, ticket, false);
     std::chrono::nanoseconds time = std::chrono::steady_clock::now() - start;
     if (ticket.status.ok() && ticket.late_count != 0 && wait_for_sample(ticket)) {

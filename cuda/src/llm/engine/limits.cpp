@@ -32,7 +32,8 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   constexpr uint64_t kPersistentFlags =
       WCUDA_ENGINE_PERSISTENT_LAYERS_ON | WCUDA_ENGINE_PERSISTENT_LAYERS_OFF;
   constexpr uint64_t kKnownFlags = WCUDA_ENGINE_BATCH_INVARIANT | WCUDA_ENGINE_POISON_FREE_PAGES |
-                                   WCUDA_ENGINE_HIDDEN_STATES | kPersistentFlags;
+                                   WCUDA_ENGINE_HIDDEN_STATES | WCUDA_ENGINE_TOKEN_LOGPROBS |
+                                   kPersistentFlags;
   if (options.flags & ~kKnownFlags)
     return invalid_argument("engine flags 0x%" PRIx64 " contain unknown bits", options.flags);
   if (options.kv_type < WCUDA_KV_F16 || options.kv_type > WCUDA_KV_FP8_E4M3)
@@ -60,6 +61,7 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   limits.batch_invariant = options.flags & WCUDA_ENGINE_BATCH_INVARIANT;
   limits.poison_free_pages = options.flags & WCUDA_ENGINE_POISON_FREE_PAGES;
   limits.has_hidden_states = options.flags & WCUDA_ENGINE_HIDDEN_STATES;
+  limits.has_token_logprobs = options.flags & WCUDA_ENGINE_TOKEN_LOGPROBS;
   if (options.flags & WCUDA_ENGINE_PERSISTENT_LAYERS_ON)
     limits.persistent_layers = ops::PersistentLayers::kOn;
   if (options.flags & WCUDA_ENGINE_PERSISTENT_LAYERS_OFF)
@@ -133,6 +135,12 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   layout.top_logprobs = ticket.reserve({rows, limits.max_top_logprobs, sizeof(float)});
   layout.hidden_states =
       ticket.reserve({limits.has_hidden_states ? rows : 0, config.embedding_length, sizeof(float)});
+  const uint64_t scored = limits.max_scored_tokens();
+  layout.scored_indices = ticket.reserve({scored, sizeof(uint32_t)});
+  layout.scored = ticket.reserve({scored, sizeof(kernels::ScoredToken)});
+  layout.token_logprobs = ticket.reserve({scored, sizeof(float)});
+  layout.token_top_tokens = ticket.reserve({scored, limits.max_top_logprobs, sizeof(int32_t)});
+  layout.token_top_logprobs = ticket.reserve({scored, limits.max_top_logprobs, sizeof(float)});
   layout.ticket_stride = ticket.bytes();
   scratch.reserve({2, layout.ticket_stride});
   layout.scratch_bytes = scratch.bytes();

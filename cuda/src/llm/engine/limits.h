@@ -16,6 +16,7 @@ struct Limits : ops::Limits {
   ops::KvType kv_type = ops::KvType::kF16;
   bool poison_free_pages = false;
   bool has_hidden_states = false;
+  bool has_token_logprobs = false;
   uint32_t max_sequences = 0;
   uint32_t max_step_rows = 0;  // of a caller; kernels have max_batch_rows, one more for each draft
   uint32_t max_draft_tokens = 0;  // of all rows of a step
@@ -25,6 +26,8 @@ struct Limits : ops::Limits {
   uint32_t pages_per_sequence() const {
     return static_cast<uint32_t>(ceil_div(max_sequence_tokens, ops::kPageTokens));
   }
+  // Tokens of a step whose log probabilities may be wanted.
+  uint32_t max_scored_tokens() const { return has_token_logprobs ? max_batch_tokens : 0; }
   // The tokens of one sequence, and the one that is sampled after its last position.
   uint32_t history_stride() const { return max_sequence_tokens + 1; }
 };
@@ -48,16 +51,21 @@ struct Layout {
   uint64_t runner = 0;     // engine::runner_bytes
   // Block "scratch", once for each of two tickets in flight; add ticket_stride for the second.
   uint64_t ticket = 0;
-  uint64_t tokens = 0;          // int32 (max_batch_tokens), as all below from the ticket's start
-  uint64_t positions = 0;       // uint32 (max_batch_tokens)
-  uint64_t token_rows = 0;      // uint32 (max_batch_tokens)
-  uint64_t rows = 0;            // ops::StepRow (max_batch_rows)
-  uint64_t page_tables = 0;     // uint32 (max_batch_rows, pages_per_sequence)
-  uint64_t logits_indices = 0;  // uint32 (max_logits_rows)
-  uint64_t logits = 0;          // f32 (max_logits_rows, vocabulary)
-  uint64_t top_tokens = 0;      // int32 (max_batch_rows, max_top_logprobs)
-  uint64_t top_logprobs = 0;    // f32, likewise
-  uint64_t hidden_states = 0;   // f32 (max_batch_rows, embedding_length), if there are any
+  uint64_t tokens = 0;            // int32 (max_batch_tokens), as all below from the ticket's start
+  uint64_t positions = 0;         // uint32 (max_batch_tokens)
+  uint64_t token_rows = 0;        // uint32 (max_batch_tokens)
+  uint64_t rows = 0;              // ops::StepRow (max_batch_rows)
+  uint64_t page_tables = 0;       // uint32 (max_batch_rows, pages_per_sequence)
+  uint64_t logits_indices = 0;    // uint32 (max_logits_rows)
+  uint64_t logits = 0;            // f32 (max_logits_rows, vocabulary)
+  uint64_t top_tokens = 0;        // int32 (max_batch_rows, max_top_logprobs)
+  uint64_t top_logprobs = 0;      // f32, likewise
+  uint64_t hidden_states = 0;     // f32 (max_batch_rows, embedding_length), if there are any
+  uint64_t scored_indices = 0;    // uint32 (max_scored_tokens)
+  uint64_t scored = 0;            // ScoredToken (max_scored_tokens)
+  uint64_t token_logprobs = 0;    // f32 (max_scored_tokens)
+  uint64_t token_top_tokens = 0;  // int32 (max_scored_tokens, max_top_logprobs)
+  uint64_t token_top_logprobs = 0;  // f32, likewise
   uint64_t ticket_stride = 0;
   uint64_t scratch_bytes = 0;
 

@@ -14,7 +14,9 @@ StepInputs Machine::inputs(uint32_t parity) const {
           in_ticket<ops::StepRow>(parity, layout.rows),
           in_ticket<uint32_t>(parity, layout.page_tables),
           limits.pages_per_sequence(),
-          in_ticket<uint32_t>(parity, layout.logits_indices)};
+          in_ticket<uint32_t>(parity, layout.logits_indices),
+          in_ticket<uint32_t>(parity, layout.scored_indices),
+          in_ticket<kernels::ScoredToken>(parity, layout.scored)};
 }
 
 ops::Batch Machine::batch(uint32_t parity, const ops::StepShape& shape) const {
@@ -34,6 +36,12 @@ StepArgs Machine::step(uint32_t parity, const ops::Batch& batch) const {
   step.pool = pool;
   step.activations = activations();
   step.logits_indices = inputs(parity).logits_indices;
+  step.scored_indices = inputs(parity).scored_indices;
+  step.scored = inputs(parity).scored;
+  step.top_stride = limits.max_top_logprobs;
+  step.token_logprobs = in_ticket<float>(parity, layout.token_logprobs);
+  step.token_top_tokens = in_ticket<int32_t>(parity, layout.token_top_tokens);
+  step.token_top_logprobs = in_ticket<float>(parity, layout.token_top_logprobs);
   step.logits = in_ticket<float>(parity, layout.logits);
   step.hidden_states = in_ticket<float>(parity, layout.hidden_states);
   return step;

@@ -48,6 +48,13 @@ struct Machine {
   StepArgs step(uint32_t parity, const ops::Batch& batch) const;
 };
 
+// Where the log probabilities of tokens go.
+struct TokenLogprobs {
+  float* logprobs;      // (count)
+  int32_t* top_tokens;  // (count, top)
+  float* top_logprobs;  // likewise
+};
+
 // One implementation per backend. Tickets are executed in the order of submission. Threads: as for
 // the engine; execute() and copy_pages() are called under its lock, and only while no step is in
 // flight or after pass().
@@ -78,6 +85,10 @@ class Runner {
                              float* target) = 0;
   // Copies the hidden state of row `row` of a ticket that is done.
   virtual Status copy_hidden_state(const Ticket& ticket, size_t row, float* target) = 0;
+  // Copies what a ticket that is done has of scored tokens, from token `first` on: `count` log
+  // probabilities, and of each the first `top` alternatives.
+  virtual Status copy_token_logprobs(const Ticket& ticket, uint64_t first, uint32_t count,
+                                     uint32_t top, const TokenLogprobs& target) = 0;
   // Return the alternatives of a ticket, (rows, max_top_logprobs), in host memory.
   virtual const int32_t* top_tokens(const Ticket& ticket) const = 0;
   virtual const float* top_logprobs(const Ticket& ticket) const = 0;

@@ -103,6 +103,18 @@ Status Engine::check_row(const Row& row, size_t index) const {
   if (row.step.hidden_states_returned() != 0 && !limits.has_hidden_states)
     return invalid_argument(
         "row %zu: a hidden state needs an engine with WCUDA_ENGINE_HIDDEN_STATES", index);
+  if ((row.step.flags & kernels::kRowTokenLogprobs) != 0) {
+    if (!limits.has_token_logprobs)
+      return invalid_argument(
+          "row %zu: log probabilities of own tokens need an engine with "
+          "WCUDA_ENGINE_TOKEN_LOGPROBS",
+          index);
+    WCUDA_TRY(check_tokens("next token", &row.next_token, row.next_token == -1 ? 0 : 1));
+    if (row.token_top > limits.max_top_logprobs)
+      return Status::error(WCUDA_LIMIT_EXCEEDED,
+                           "row %zu: token_top_logprobs is %u, max_top_logprobs is %u", index,
+                           row.token_top, limits.max_top_logprobs);
+  }
   if (uint64_t{sequence.length()} + count > limits.max_sequence_tokens)
     return Status::error(WCUDA_LIMIT_EXCEEDED,
                          "row %zu: %u tokens after %u would pass max_sequence_tokens %u", index,
@@ -196,6 +208,7 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
     if (pending.ticket != ticket.number && pending.first_position < step.first_position)
       step.depends_on = pending.row;
   step.logits_first = shape.logits_count;
+  row.scored_first = shape.scored_count;
   copy_arrays(row, ticket.rows[index - row.draft_index], config().vocabulary_size);
 
   append_pages(sequence, step.token_count);
@@ -205,6 +218,7 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   ++shape.row_count;
   shape.token_count += step.token_count;
   shape.logits_count += step.logits_count();
+  shape.scored_count += row.scored_count();
   shape.has_hidden_states |= step.hidden_states_returned() != 0;
   shape.has_drafts |= row.is_draft();
   shape.min_row_tokens =
@@ -232,6 +246,14 @@ void StepInputs::write(const Ticket& ticket) const {
     const uint32_t logits_count = row.logits_count();
     std::iota(logits_indices + row.logits_first, logits_indices + row.logits_first + logits_count,
               row.first_token + row.token_count - logits_count);
+    const Row& scored_row = ticket.rows[i];
+    for (uint32_t t = 0; t < scored_row.scored_count(); ++t) {
+      const bool is_own = t + 1 < row.token_count;
+      const int32_t token =
+          is_own ? sequence.tokens[row.first_position + t + 1] : scored_row.next_token;
+      scored_indices[scored_row.scored_first + t] = row.first_token + t;
+      scored[scored_row.scored_first + t] = {token, i, scored_row.token_top};
+    }
   }
 }
 
@@ -388,12 +410,14 @@ void Engine::finish(const Ticket& ticket) {
 }
 
 Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& output) const {
-  uint64_t sampled = 0, top = 0, logits = 0, hidden_states = 0;
+  uint64_t sampled = 0, top = 0, logits = 0, hidden_states = 0, scored = 0, scored_top = 0;
   for (const Row& row : ticket.rows) {
     sampled += row.is_sampled();
     top += row.is_sampled() ? row.sampling.top_logprobs : 0;
     logits += row.step.logits_returned();
     hidden_states += row.step.hidden_states_returned();
+    scored += row.scored_count();
+    scored_top += uint64_t{row.scored_count()} * row.token_top;
   }
   logits *= config().vocabulary_size;
   const auto check = [](const char* name, uint64_t needed, uint64_t capacity) -> Status {
@@ -412,8 +436,12 @@ Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& outpu
       output.sampled_tokens && output.sampled_logprobs && output.sampled_top_counts;
   if (ticket.shape.has_drafts || output.sampled_capacity != 0)
     WCUDA_TRY(check("sampled_capacity", sampled, has_sampled ? output.sampled_capacity : 0));
-  return check("hidden_states_capacity", hidden_states * config().embedding_length,
-               output.hidden_states ? output.hidden_states_capacity : 0);
+  WCUDA_TRY(check("hidden_states_capacity", hidden_states * config().embedding_length,
+                  output.hidden_states ? output.hidden_states_capacity : 0));
+  WCUDA_TRY(check("token_logprobs_capacity", scored,
+                  output.token_logprobs ? output.token_logprobs_capacity : 0));
+  const bool has_token_top = output.token_top_tokens && output.token_top_logprobs;
+  return check("token_top_capacity", scored_top, has_token_top ? output.token_top_capacity : 0);
 }
 
 Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) const {
@@ -421,7 +449,7 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
   const int32_t* top_tokens = runner_->top_tokens(ticket);
   const float* top_logprobs = runner_->top_logprobs(ticket);
   uint64_t row_count = 0, top_offset = 0, logits_offset = 0, hidden_states_offset = 0,
-           sampled_offset = 0;
+           sampled_offset = 0, scored_offset = 0, scored_top_offset = 0;
   const uint32_t top_stride = machine_.limits.max_top_logprobs;
   for (size_t i = 0; i < ticket.rows.size(); i += 1 + ticket.rows[i].draft_count) {
     const ops::StepRow& row = ticket.rows[i].step;
@@ -463,6 +491,19 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
       WCUDA_TRY(runner_->copy_hidden_state(
           ticket, i, output->hidden_states + hidden_states_offset * config().embedding_length));
     hidden_states_offset += written.hidden_states_count;
+    written.token_logprobs_offset = scored_offset;
+    written.token_top_offset = scored_top_offset;
+    if (written.status == WCUDA_ROW_OK && ticket.rows[i].scored_count() > 0) {
+      written.token_logprobs_count = ticket.rows[i].scored_count();
+      written.token_top_count = ticket.rows[i].token_top;
+      WCUDA_TRY(runner_->copy_token_logprobs(
+          ticket, ticket.rows[i].scored_first, written.token_logprobs_count,
+          written.token_top_count,
+          {output->token_logprobs + scored_offset, output->token_top_tokens + scored_top_offset,
+           output->token_top_logprobs + scored_top_offset}));
+    }
+    scored_offset += written.token_logprobs_count;
+    scored_top_offset += uint64_t{written.token_logprobs_count} * written.token_top_count;
     logits_offset += written.logits_count;
     output->rows[row_count++] = written;
   }

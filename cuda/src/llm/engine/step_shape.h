@@ -24,8 +24,11 @@ constexpr uint32_t kGraphTokensMax = 512;
 // Most graphs of steps with longer rows, which have many classes: about 1 MiB each for 32 layers.
 constexpr uint32_t kLongRowGraphsMax = 64;
 
+// Steps that return log probabilities of own tokens would have one more class for each number of
+// them.
 inline bool may_be_graph(const ops::StepShape& shape) {
-  return shape.max_row_tokens == 1 || shape.token_count <= kGraphTokensMax;
+  return shape.scored_count == 0 &&
+         (shape.max_row_tokens == 1 || shape.token_count <= kGraphTokensMax);
 }
 
 // Returns the shape for which a step is launched. If the step may become a graph on a device, its

@@ -50,12 +50,22 @@ struct Row {
   std::vector<float> bias_values;
   std::vector<uint32_t> mask;
   bool is_held = false;  // a late row that Engine::sample held
+  // With kRowTokenLogprobs: the token after the row, or -1; alternatives of each token; and the
+  // first of the row's tokens among those of the step.
+  int32_t next_token = -1;
+  uint32_t token_top = 0;
+  uint32_t scored_first = 0;
 
   bool is_fed() const { return (step.flags & kernels::kRowFeedSampled) != 0; }
   bool is_sampled() const { return (step.flags & kernels::kRowSample) != 0; }
   bool is_late() const { return (step.flags & kernels::kRowSampleLate) != 0; }
   bool is_draft() const { return draft_index != 0; }
   uint32_t end_position() const { return step.first_position + step.token_count; }
+  // Own tokens whose log probabilities it returns.
+  uint32_t scored_count() const {
+    if ((step.flags & kernels::kRowTokenLogprobs) == 0) return 0;
+    return step.token_count - (next_token < 0 ? 1 : 0);
+  }
 };
 
 struct TicketRowResult {
@@ -100,7 +110,9 @@ struct StepInputs {
   ops::StepRow* rows;     // (row_count)
   uint32_t* page_tables;  // (row_count, page_table_stride) page of each 64 positions
   uint64_t page_table_stride;
-  uint32_t* logits_indices;  // (logits_count) token index of each row of logits
+  uint32_t* logits_indices;      // (logits_count) token index of each row of logits
+  uint32_t* scored_indices;      // (scored_count) token index of the token before
+  kernels::ScoredToken* scored;  // (scored_count)
 
   // Also reads the sequences. Must be called under the engine's lock, before they get another row.
   void write(const Ticket& ticket) const;

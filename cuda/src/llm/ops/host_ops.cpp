@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <vector>
 
 #include "core/base/checked.h"
 #include "core/base/thread_pool.h"
@@ -11,6 +13,7 @@
 #include "llm/ops/host/kv_rows.h"
 #include "llm/ops/host/linear.h"
 #include "llm/ops/host/rope.h"
+#include "llm/ops/sampling.h"
 #include "llm/quant/format.h"
 #include "llm/quant/layout_host.h"
 
@@ -64,6 +67,7 @@ class HostOps final : public Ops {
   Status attention(const Node& node, const AttentionArgs& args) override;
   Status hidden_state(const Node& node, const HiddenStateArgs& args) override;
   Status softcap(const Node& node, const SoftcapArgs& args) override;
+  Status token_logprobs(const Node& node, const TokenLogprobsArgs& args) override;
 
  private:
   struct Scratch {
@@ -285,6 +289,29 @@ Status HostOps::softcap(const Node&, const SoftcapArgs& args) {
                         for (uint64_t i = chunk * kChunk; i < end; ++i)
                           args.values[i] = args.softcap * std::tanh(args.values[i] / args.softcap);
                       });
+  return {};
+}
+
+Status HostOps::token_logprobs(const Node&, const TokenLogprobsArgs& args) {
+  WCUDA_CHECK(args.count <= limits_.max_logits_rows && args.row_statuses != nullptr);
+  std::vector<RowStatus> statuses(args.count, RowStatus::kOk);
+  pool_->parallel_for(args.count, [&](uint32_t i, uint32_t) {
+    const kernels::ScoredToken& scored = args.tokens[i];
+    int32_t* const tokens = args.top_tokens + uint64_t{i} * args.top_stride;
+    float* const logprobs = args.top_logprobs + uint64_t{i} * args.top_stride;
+    const SampleResult result =
+        token_logprob(args.logits + uint64_t{i} * args.vocabulary, args.vocabulary,
+                      static_cast<uint32_t>(scored.token), scored.top, tokens, logprobs);
+    statuses[i] = result.status;
+    args.logprobs[i] = result.logprob;
+    std::fill(tokens + result.top_count, tokens + scored.top, -1);
+    std::fill(logprobs + result.top_count, logprobs + scored.top,
+              -std::numeric_limits<float>::infinity());
+  });
+  for (uint32_t i = 0; i < args.count; ++i) {
+    int32_t& row = args.row_statuses[args.tokens[i].row];
+    if (row == kernels::kRowOk) row = static_cast<int32_t>(statuses[i]);
+  }
   return {};
 }
 

@@ -148,6 +148,22 @@ struct HiddenStateArgs {
   float* out;   // (row_count, cols)
 };
 
+// logprobs[i] = the log softmax of row i of the logits, at tokens[i].token, and the alternatives to
+// this token (ops/sampling.h, token_logprob). Where fewer than tokens[i].top tokens are possible,
+// -1 and -infinity follow. If logits are not finite, the status of the token's row becomes
+// kRowNotFinite unless the row has failed.
+struct TokenLogprobsArgs {
+  uint32_t count;
+  uint32_t vocabulary;
+  const kernels::ScoredToken* tokens;  // (count)
+  const float* logits;                 // (count, vocabulary)
+  uint32_t top_stride;
+  float* logprobs;        // (count)
+  int32_t* top_tokens;    // (count, top_stride)
+  float* top_logprobs;    // likewise
+  int32_t* row_statuses;  // (row_count of the step)
+};
+
 // There is one implementation per backend and one object per engine. Every function executes the
 // given node and checks its shapes; a mismatch is an internal error, because the caller is the
 // engine. Sums have a fixed order, so results are deterministic. An object keeps no state between
@@ -175,6 +191,7 @@ class Ops {
   virtual Status attention(const Node& node, const AttentionArgs& args) = 0;
   virtual Status hidden_state(const Node& node, const HiddenStateArgs& args) = 0;
   virtual Status softcap(const Node& node, const SoftcapArgs& args) = 0;
+  virtual Status token_logprobs(const Node& node, const TokenLogprobsArgs& args) = 0;
 };
 
 // Returns the implementation for a backend, or WCUDA_NOT_AVAILABLE if there is none.

@@ -25,7 +25,7 @@ class Counter {
  public:
   Counter(const model::Config& config, const model::Weights& weights, const StepPlan& plan,
           const CostShape& shape)
-      : config_(config), weights_(weights), step_(plan.shape), shape_(shape) {}
+      : config_(config), weights_(weights), plan_(plan), step_(plan.shape), shape_(shape) {}
 
   NodeCost count(const Node& node) const {
     const uint64_t tokens = step_.token_count;
@@ -64,12 +64,13 @@ class Counter {
         cost.bytes = (2 * tokens + shape_.row_count) * embedding * 4;
         break;
       case Operation::kSoftcapLogits:
-        cost.bytes = uint64_t{8} * step_.logits_count * config_.vocabulary_size;
+      case Operation::kTokenLogprobs:
+        cost.bytes = uint64_t{8} * plan_.logits_count(node) * config_.vocabulary_size;
         break;
       case Operation::kPersistentLayers:
         for (uint32_t i = 0; i < node.fused_count; ++i) {
           const LayerOperation part = fused_operation(node, i, config_.layer_count);
-          add(linear(part.operation, part.layer), &cost);
+          add(linear(part.operation, part.layer, step_.logits_count), &cost);
         }
         break;
       case Operation::kQueryKeyValue:
@@ -77,7 +78,7 @@ class Counter {
       case Operation::kGateUp:
       case Operation::kDown:
       case Operation::kLogits:
-        return linear(node.operation, node.layer);
+        return linear(node.operation, node.layer, plan_.logits_count(node));
     }
     return cost;
   }
@@ -105,10 +106,9 @@ class Counter {
   }
 
   // Counts weights once, inputs and outputs as f32, and the residual as read and written.
-  NodeCost linear(Operation operation, uint32_t layer) const {
+  NodeCost linear(Operation operation, uint32_t layer, uint32_t logits_count) const {
     NodeCost cost;
-    const uint64_t tokens =
-        operation == Operation::kLogits ? step_.logits_count : step_.token_count;
+    const uint64_t tokens = operation == Operation::kLogits ? logits_count : step_.token_count;
     uint64_t cols = 0;
     const auto matrix = [&](const model::Weight& weight, uint32_t transfers) {
       cols = weight.cols;
@@ -157,6 +157,7 @@ class Counter {
 
   const model::Config& config_;
   const model::Weights& weights_;
+  const StepPlan& plan_;
   const StepShape& step_;
   const CostShape& shape_;
 };

@@ -38,6 +38,9 @@ class Planner {
     if (plan_.shape.has_hidden_states)
       add(Operation::kHiddenState, on_device(Kernel::kHiddenState), kNoLayer, Form::kF32,
           Form::kF32);
+    const uint32_t part = limits_.max_logits_rows;
+    for (uint32_t first = 0; first < plan_.shape.scored_count; first += part)
+      score(first, std::min(part, plan_.shape.scored_count - first));
     if (plan_.shape.logits_count != 0 && !has_next_) linear(Operation::kLogits, kNoLayer);
     if (plan_.shape.logits_count != 0 && config_.logit_softcap != 0.0f)
       add(Operation::kSoftcapLogits, on_device(Kernel::kSoftcap), kNoLayer, Form::kF32, Form::kF32);
@@ -69,6 +72,22 @@ class Planner {
     add(Operation::kBeginRows, Kernel::kBeginStep, kNoLayer, Form::kTokens, Form::kTokens);
     add(Operation::kPlanAttention, Kernel::kAttentionPlan, kNoLayer, Form::kNone,
         Form::kAttentionPlan);
+  }
+
+  void score(uint32_t first, uint32_t count) {
+    const size_t from = plan_.nodes.size();
+    LinearShape logits = shape_of(Operation::kLogits, kNoLayer);
+    logits.token_count = count;
+    add(Operation::kLogits, linear_kernel(logits, limits_, device_), kNoLayer, Form::kF32,
+        Form::kF32);
+    if (config_.logit_softcap != 0.0f)
+      add(Operation::kSoftcapLogits, on_device(Kernel::kSoftcap), kNoLayer, Form::kF32, Form::kF32);
+    add(Operation::kTokenLogprobs, on_device(Kernel::kTokenLogprobs), kNoLayer, Form::kF32,
+        Form::kF32);
+    for (size_t i = from; i < plan_.nodes.size(); ++i) {
+      plan_.nodes[i].scored_first = first;
+      plan_.nodes[i].scored_count = count;
+    }
   }
 
   // ---- attention
@@ -182,7 +201,9 @@ class Planner {
 
   // Returns how many linear layers, from the output projection on, one kernel computes.
   uint32_t persistent_count(uint32_t layer) const {
-    if (shape().token_count != 1 || !allows_persistent_layers(limits_, device_)) return 0;
+    if (shape().token_count != 1 || shape().scored_count != 0 ||
+        !allows_persistent_layers(limits_, device_))
+      return 0;
     const bool is_last = layer + 1 == config_.layer_count;
     uint32_t count = is_last && shape().logits_count == 0 ? 3 : 4;
     kernels::PersistentLayerShape layers[kernels::kPersistentLayersMax];
@@ -260,7 +281,7 @@ const char* operation_name(Operation operation) {
                                     "query_key_value",  "rotate_and_store", "attention",
                                     "attention_output", "gate_up",          "down",
                                     "hidden_state",     "logits",           "softcap_logits",
-                                    "persistent_layers"};
+                                    "token_logprobs",   "persistent_layers"};
   static_assert(std::size(kNames) == static_cast<size_t>(Operation::kPersistentLayers) + 1);
   return kNames[static_cast<size_t>(operation)];
 }
@@ -284,8 +305,9 @@ const char* kernel_name(Kernel kernel) {
                                     "attention_prefill_warpgroup",
                                     "attention_shared",
                                     "softcap",
-                                    "hidden_state"};
-  static_assert(std::size(kNames) == static_cast<size_t>(Kernel::kHiddenState) + 1);
+                                    "hidden_state",
+                                    "token_logprobs"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Kernel::kTokenLogprobs) + 1);
   return kNames[static_cast<size_t>(kernel)];
 }
 

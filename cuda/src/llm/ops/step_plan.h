@@ -57,6 +57,9 @@ struct StepShape {
   bool has_shared_prefix = false;
   bool has_hidden_states = false;  // rows return hidden states
   bool has_drafts = false;         // rows read keys and values that the step itself stores
+  // Own tokens of rows whose log probabilities are wanted. Their logits are computed in parts of at
+  // most max_logits_rows, before those that the step keeps.
+  uint32_t scored_count = 0;
 };
 
 enum class Operation : uint8_t {
@@ -75,6 +78,7 @@ enum class Operation : uint8_t {
   kHiddenState,       // hidden states of rows, from rms_norm(x)
   kLogits,            // logits = W · rms_norm(x)
   kSoftcapLogits,     // logits = softcap * tanh(logits / softcap)
+  kTokenLogprobs,     // log probabilities of a part of the rows' own tokens
   kPersistentLayers,  // two to four linear layers, from kAttentionOutput on, in one kernel
 };
 
@@ -98,6 +102,7 @@ enum class Kernel : uint8_t {
   kAttentionShared,  // of pages that rows of one token share; kAttentionDecode adds the others
   kSoftcap,
   kHiddenState,
+  kTokenLogprobs,
 };
 
 // The form of an activation (tokens, values) in memory, or what the start of a step computes into
@@ -125,12 +130,21 @@ struct Node {
   Form output = Form::kNone;
   Form table = Form::kNone;  // read besides the input: kAttentionPlan, kRotaryTable or kNone
   uint32_t fused_count = 1;  // number of linear layers in a node kPersistentLayers
+  // Of kLogits, kSoftcapLogits and kTokenLogprobs: the scored tokens of the part; count 0: the
+  // logits that the step keeps.
+  uint32_t scored_first = 0;
+  uint32_t scored_count = 0;
 };
 
 struct StepPlan {
   StepShape shape;
   std::vector<Node> nodes;
   bool has_persistent_layers = false;
+
+  // Rows of logits that a node computes or reads.
+  uint32_t logits_count(const Node& node) const {
+    return node.scored_count != 0 ? node.scored_count : shape.logits_count;
+  }
 };
 
 // Returns the plan of a step. Of `weights`, only types and shapes matter, not addresses.

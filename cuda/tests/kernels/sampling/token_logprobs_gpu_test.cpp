@@ -41,6 +41,7 @@ std::vector<float> scored_logits(std::mt19937& generator, uint32_t vocabulary, u
     case 4:
       for (float& logit : logits)
         if (generator() % 2 != 0) logit = -std::numeric_limits<float>::infinity();
+      logits.back() = 0.5f;
       break;
     case 5:  // the best tokens are of one thread
       for (uint32_t id = 7; id < vocabulary; id += 1024) logits[id] += 50.0f;
@@ -127,6 +128,78 @@ TEST(GpuTokenLogprobs, of_raw_logits_have_the_bits_of_the_host) {
             << "row " << i << ", " << top << " of vocabulary " << vocabulary;
         ASSERT_EQ(bits_of(logprobs[i * kScoredTop + top]), bits_of(expected_logprobs[top]))
             << "row " << i << ", " << top << " of vocabulary " << vocabulary;
+      }
+    }
+  }
+}
+
+TEST(GpuTokenLogprobs, of_given_tokens_have_the_bits_of_the_host) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const uint32_t vocabulary : {1u, 33u, 1025u, 49152u, 151937u}) {
+    std::mt19937 generator(vocabulary + 1);
+    constexpr uint32_t kTokens = 40, kRows = 5;
+    std::vector<float> logits;
+    std::vector<kernels::ScoredToken> tokens(kTokens);
+    std::vector<int32_t> expected_statuses(kRows, kernels::kRowOk);
+    expected_statuses[4] = kernels::kRowSkipped;
+    const std::vector<int32_t> statuses = expected_statuses;
+    for (uint32_t i = 0; i < kTokens; ++i) {
+      std::vector<float> own = scored_logits(generator, vocabulary, i % 8);
+      // Row 3 has logits that are not finite; so has row 4, which has failed before.
+      const uint32_t bad = i % 16;
+      if (bad == 3) own[generator() % vocabulary] = infinity;
+      if (bad == 8) own[generator() % vocabulary] = -std::numeric_limits<float>::quiet_NaN();
+      if (bad == 13) std::fill(own.begin(), own.end(), -infinity);
+      tokens[i] = {static_cast<int32_t>(generator() % vocabulary), i % 3,
+                   std::vector<uint32_t>{0, 1, 5, 20, 128}[i % 5]};
+      if (bad == 3 || bad == 8) tokens[i].row = 3;
+      if (bad == 13) tokens[i].row = 4;
+      logits.insert(logits.end(), own.begin(), own.end());
+    }
+    expected_statuses[3] = kernels::kRowNotFinite;
+    const DeviceArray<float> device_logits(logits);
+    const DeviceArray<kernels::ScoredToken> device_tokens(tokens);
+    DeviceArray<int32_t> row_statuses(statuses);
+    DeviceArray<float> logprobs(std::vector<float>(kTokens, 77.0f));
+    DeviceArray<int32_t> top_tokens(std::vector<int32_t>(kTokens * kScoredTop, -9));
+    DeviceArray<float> top_logprobs(std::vector<float>(kTokens * kScoredTop, 9.0f));
+    kernels::TokenLogprobsArgs args;
+    args.token_count = kTokens;
+    args.vocabulary = vocabulary;
+    args.tokens = device_tokens.data();
+    args.logits = device_logits.data();
+    args.top_stride = kScoredTop;
+    args.logprobs = logprobs.data();
+    args.top_tokens = top_tokens.data();
+    args.top_logprobs = top_logprobs.data();
+    args.row_statuses = row_statuses.data();
+    ASSERT_EQ(kernels::token_logprobs(args, testing::device_launch()), cudaSuccess);
+
+    EXPECT_EQ(row_statuses.read(), expected_statuses);
+    const auto found = logprobs.read();
+    const auto found_tokens = top_tokens.read();
+    const auto found_logprobs = top_logprobs.read();
+    ASSERT_FALSE(found.empty() || found_tokens.empty() || found_logprobs.empty());
+    for (uint32_t i = 0; i < kTokens; ++i) {
+      std::vector<int32_t> expected_tokens(kScoredTop, -9);
+      std::vector<float> expected_logprobs(kScoredTop, 9.0f);
+      const SampleResult expected =
+          token_logprob(logits.data() + size_t{i} * vocabulary, vocabulary,
+                        static_cast<uint32_t>(tokens[i].token), tokens[i].top,
+                        expected_tokens.data(), expected_logprobs.data());
+      const bool is_ok = expected.status == RowStatus::kOk;
+      ASSERT_EQ(is_ok, tokens[i].row < 3) << i;
+      for (uint32_t top = expected.top_count; is_ok && top < tokens[i].top; ++top) {
+        expected_tokens[top] = -1;
+        expected_logprobs[top] = -infinity;
+      }
+      EXPECT_EQ(bits_of(found[i]), bits_of(is_ok ? expected.logprob : 77.0f))
+          << "token " << i << " of vocabulary " << vocabulary;
+      for (uint32_t top = 0; top < kScoredTop; ++top) {
+        ASSERT_EQ(found_tokens[i * kScoredTop + top], expected_tokens[top])
+            << "token " << i << ", " << top << " of vocabulary " << vocabulary;
+        ASSERT_EQ(bits_of(found_logprobs[i * kScoredTop + top]), bits_of(expected_logprobs[top]))
+            << "token " << i << ", " << top << " of vocabulary " << vocabulary;
       }
     }
   }

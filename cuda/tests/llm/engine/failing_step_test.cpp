@@ -45,6 +45,9 @@ class FailingOps : public ops::Ops {
   Status softcap(const ops::Node& n, const ops::SoftcapArgs& a) override {
     return inner_->softcap(n, a);
   }
+  Status token_logprobs(const ops::Node& n, const ops::TokenLogprobsArgs& a) override {
+    return inner_->token_logprobs(n, a);
+  }
 
  private:
   std::unique_ptr<ops::Ops> inner_;

@@ -44,7 +44,11 @@ std::vector<Case> cases() {
           {"a prompt of 200", {{200, 0}}},
           {"prompts and tokens", {{150, 20}, {1, 300}, {2, 63}}},
           {"batch-invariant prompts and tokens", {{150, 20}, {1, 300}, {2, 63}}, true},
-          {"sums of hidden states", {{150, 20}, {1, 300}}, false, kernels::kRowHiddenSum}};
+          {"sums of hidden states", {{150, 20}, {1, 300}}, false, kernels::kRowHiddenSum},
+          {"log probabilities of own tokens",
+           {{5, 20}, {1, 300}, {3, 63}},
+           false,
+           kernels::kRowTokenLogprobs}};
 }
 
 class StepNodes : public ::testing::TestWithParam<int32_t> {
@@ -82,7 +86,9 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     Limits& limits = machine_.limits;
     WCUDA_ASSIGN(limits, resolve_limits(kDefaults, config));
     limits.batch_invariant = c.is_batch_invariant;
-    limits.has_hidden_states = c.flags != 0;
+    limits.has_hidden_states = (c.flags & kernels::kRowHidden) != 0;
+    limits.has_token_logprobs = (c.flags & kernels::kRowTokenLogprobs) != 0;
+    limits.max_top_logprobs = limits.has_token_logprobs ? 4 : 0;
     limits.persistent_layers = ops::PersistentLayers::kOn;
     // As small as the case allows, because the whole memory is copied around each node.
     limits.max_sequences = limits.max_batch_rows = limits.max_logits_rows =
@@ -118,6 +124,8 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     std::vector<int32_t> tokens;
     std::vector<uint32_t> positions, token_rows, logits;
     std::vector<ops::StepRow> step_rows;
+    std::vector<uint32_t> scored_indices;
+    std::vector<kernels::ScoredToken> scored;
     const uint32_t stride = limits.pages_per_sequence();
     std::vector<uint32_t> tables(rows.size() * stride, 0);
     uint32_t next_page = 0;
@@ -131,6 +139,9 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
         tokens.push_back(static_cast<int32_t>((token + i) * 31 % 515));
         positions.push_back(first + i);
         token_rows.push_back(r);
+        if (!limits.has_token_logprobs) continue;
+        scored_indices.push_back(token + i);
+        scored.push_back({static_cast<int32_t>((token + i) * 7 % 515), r, i % 5});
       }
       for (uint32_t p = 0; p <= (first + count - 1) / ops::kPageTokens; ++p)
         tables[r * stride + p] = next_page++;
@@ -141,7 +152,8 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     }
     shape_.token_count = static_cast<uint32_t>(tokens.size());
     shape_.row_count = shape_.logits_count = static_cast<uint32_t>(rows.size());
-    shape_.has_hidden_states = c.flags != 0;
+    shape_.has_hidden_states = limits.has_hidden_states;
+    shape_.scored_count = static_cast<uint32_t>(scored.size());
     batch_.token_count = shape_.token_count;
     batch_.row_count = shape_.row_count;
     batch_.page_table_stride = stride;
@@ -153,7 +165,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     batch_.rows = machine_.in_ticket<ops::StepRow>(0, layout.rows);
     batch_.page_tables = machine_.in_ticket<uint32_t>(0, layout.page_tables);
 
-    // Segments 0 to 5 of the block, which lies in the memory of the runner.
+    // Segments 0 to 5 or 7 of the block, which lies in the memory of the runner.
     uint8_t* const area = machine_.scratch + layout.runner;
     std::vector<uint8_t> block(align_up(sizeof(kernels::InputHeader), 16));
     kernels::InputHeader header{};
@@ -176,6 +188,10 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     add(step_rows, layout.rows, 1);
     add(tables, layout.page_tables, rows.size());
     add(logits, layout.logits_indices, 1);
+    if (limits.has_token_logprobs) {
+      add(scored_indices, layout.scored_indices, 1);
+      add(scored, layout.scored, 1);
+    }
     std::memcpy(block.data(), &header, sizeof header);
     WCUDA_CHECK(block.size() <= kStatusesOffset);
     inputs_.inputs.block = area;
@@ -197,8 +213,16 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     step_.logits_indices = machine_.in_ticket<uint32_t>(0, layout.logits_indices);
     step_.logits = machine_.in_ticket<float>(0, layout.logits);
     step_.hidden_states = machine_.in_ticket<float>(0, layout.hidden_states);
+    step_.scored_indices = machine_.in_ticket<uint32_t>(0, layout.scored_indices);
+    step_.scored = machine_.in_ticket<kernels::ScoredToken>(0, layout.scored);
+    step_.top_stride = limits.max_top_logprobs;
+    step_.token_logprobs = machine_.in_ticket<float>(0, layout.token_logprobs);
+    step_.token_top_tokens = machine_.in_ticket<int32_t>(0, layout.token_top_tokens);
+    step_.token_top_logprobs = machine_.in_ticket<float>(0, layout.token_top_logprobs);
+    step_.row_statuses = inputs_.begin.statuses;
     WCUDA_TRY(backend_->copy_to_device(area, block.data(), block.size()));
     if (!is_host()) return {};
+    std::fill_n(step_.row_statuses, rows.size(), kernels::kRowOk);
     for (uint32_t i = 0; i < segment; ++i) {
       const auto& entry = header.segments[i];
       const uint64_t pitch = align_up(entry.row_bytes, 16);

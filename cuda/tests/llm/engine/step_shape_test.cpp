@@ -57,6 +57,18 @@ TEST(LaunchedShape, has_room_for_the_step_and_keeps_the_limits) {
     }
 }
 
+TEST(LaunchedShape, of_a_step_that_scores_own_tokens_is_its_own) {
+  for (const uint32_t longest : {1u, 100u}) {
+    ops::StepShape shape = shape_of(longest, 1, 1, longest, longest);
+    EXPECT_TRUE(may_be_graph(shape));
+    shape.scored_count = 1;
+    EXPECT_FALSE(may_be_graph(shape));
+    const ops::StepShape launched = launched_shape(shape, test_limits());
+    EXPECT_EQ(launched.token_count, longest);
+    EXPECT_EQ(launched.max_positions, 700u);
+  }
+}
+
 TEST(LaunchedShape, of_prompts_is_one_class_for_32_lengths_or_fewer) {
   const Limits limits = test_limits();
   const auto launched = [&](uint32_t tokens) {

@@ -30,10 +30,11 @@ struct TinyModel {
   uint32_t context_length = 512;
   uint32_t rope_dimension_count = 0;  // 0: not written, which means head_length
   float rope_frequency_base = 10000.0f;
-  bool has_output = false;        // false: tied embeddings
-  bool has_all_biases = false;    // llama: those of queries, keys and values too
-  bool has_rope_factors = false;  // rope_freqs.weight
-  bool has_tokens = true;         // tokenizer.ggml.tokens
+  bool has_output = false;          // false: tied embeddings
+  bool has_all_biases = false;      // llama: those of queries, keys and values too
+  bool has_rope_factors = false;    // rope_freqs.weight
+  bool has_tokens = true;           // tokenizer.ggml.tokens
+  uint32_t nan_token = UINT32_MAX;  // embedding_type kQ8_0: the token whose embedding is NaN
   uint32_t seed = 1;
   std::set<std::string> omit;  // keys and tensors left out; the caller may add them otherwise
 
@@ -115,6 +116,11 @@ inline GgufBuilder TinyModel::builder() const {
   const auto matrix = [&](const std::string& name, uint64_t rows, uint64_t cols, bool embedding) {
     BlockGenerator& blocks = embedding ? embeddings : weights;
     std::string data = blocks.take(rows * cols);
+    if (name == "token_embd.weight" && nan_token < rows) {  // f16 scales of q8_0
+      const uint64_t row_bytes = data.size() / rows;
+      for (uint64_t at = 0; at < row_bytes; at += 34)
+        data.replace(nan_token * row_bytes + at, 2, "\x00\x7e", 2);
+    }
     if (wanted(name)) b.tensor(name, {cols, rows}, embedding ? embedding_type : weight_type, data);
   };
   const auto vector = [&](const std::string& name, uint64_t count, float middle) {

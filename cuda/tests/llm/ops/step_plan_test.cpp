@@ -262,6 +262,47 @@ TEST(StepPlan, hidden_states_are_a_node_before_the_logits) {
   }
 }
 
+TEST(StepPlan, own_tokens_are_scored_in_parts_before_the_logits_that_the_step_keeps) {
+  Family llama = families()[0];
+  llama.config.logit_softcap = 30.0f;
+  Limits limits = limits_of(llama.config, false);
+  limits.max_logits_rows = 200;
+  for (const Device& device : devices()) {
+    StepShape shape{512, 2, 2, 12, 500, 500};
+    const StepPlan without = plan_step(llama.config, llama.weights, limits, device.traits, shape);
+    shape.scored_count = 499;
+    const StepPlan with = plan_step(llama.config, llama.weights, limits, device.traits, shape);
+
+    ASSERT_EQ(with.nodes.size(), without.nodes.size() + 9) << device.name;
+    const size_t first = without.nodes.size() - 2;
+    for (uint32_t part = 0; part < 3; ++part) {
+      const Node* const nodes = &with.nodes[first + 3 * part];
+      EXPECT_EQ(nodes[0].operation, Operation::kLogits) << device.name;
+      EXPECT_EQ(nodes[1].operation, Operation::kSoftcapLogits) << device.name;
+      EXPECT_EQ(nodes[2].operation, Operation::kTokenLogprobs) << device.name;
+      EXPECT_EQ(nodes[2].kernel, device.traits.is_host ? Kernel::kHost : Kernel::kTokenLogprobs);
+      for (uint32_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(nodes[i].scored_first, 200 * part);
+        EXPECT_EQ(with.logits_count(nodes[i]), part == 2 ? 99u : 200u);
+      }
+    }
+    EXPECT_EQ(with.logits_count(with.nodes[first + 9]), 2u);
+    EXPECT_EQ(with.nodes[first + 9].operation, Operation::kLogits);
+    EXPECT_EQ(with.nodes[first + 9].kernel, without.nodes[first].kernel);
+  }
+}
+
+// They would overwrite the logits that the persistent kernel computes before them.
+TEST(StepPlan, one_token_that_is_scored_has_no_persistent_layers) {
+  const Family llama = families()[0];
+  const Limits limits = limits_of(llama.config, false);
+  StepShape shape = decode(1, 256);
+  const DeviceTraits hopper = devices()[2].traits;
+  EXPECT_TRUE(plan_step(llama.config, llama.weights, limits, hopper, shape).has_persistent_layers);
+  shape.scored_count = 1;
+  EXPECT_FALSE(plan_step(llama.config, llama.weights, limits, hopper, shape).has_persistent_layers);
+}
+
 // Attention of a draft reads the keys of the tokens before it in the same step.
 TEST(StepPlan, keys_and_values_of_drafts_are_stored_before_attention) {
   const Family llama = families()[0];

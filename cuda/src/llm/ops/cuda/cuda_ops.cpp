@@ -6,6 +6,7 @@
 #include "core/base/checked.h"
 #include "kernels/linear/fused_layers.h"
 #include "kernels/ptx/code.h"
+#include "kernels/sampling/token_logprobs.h"
 #include "kernels/shared/arena.h"
 #include "kernels/step/embed.h"
 #include "kernels/step/hidden_state.h"
@@ -74,6 +75,7 @@ class CudaOps final : public Ops {
   Status attention(const Node& node, const AttentionArgs& args) override;
   Status hidden_state(const Node& node, const HiddenStateArgs& args) override;
   Status softcap(const Node& node, const SoftcapArgs& args) override;
+  Status token_logprobs(const Node& node, const TokenLogprobsArgs& args) override;
 
  private:
   struct Scratch {
@@ -186,6 +188,20 @@ Status CudaOps::hidden_state(const Node&, const HiddenStateArgs& args) {
 
 Status CudaOps::softcap(const Node&, const SoftcapArgs& args) {
   return check(kernels::softcap(args.values, args.count, args.softcap, launch_), "softcap");
+}
+
+Status CudaOps::token_logprobs(const Node&, const TokenLogprobsArgs& args) {
+  kernels::TokenLogprobsArgs call;
+  call.token_count = args.count;
+  call.vocabulary = args.vocabulary;
+  call.tokens = args.tokens;
+  call.logits = args.logits;
+  call.top_stride = args.top_stride;
+  call.logprobs = args.logprobs;
+  call.top_tokens = args.top_tokens;
+  call.top_logprobs = args.top_logprobs;
+  call.row_statuses = args.row_statuses;
+  return check(kernels::token_logprobs(call, launch_), "token_logprobs");
 }
 
 }  // namespace
