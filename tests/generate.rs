@@ -407,7 +407,7 @@ struct Knowing {
 }
 
 impl Draft for Knowing {
-    fn begin(&mut self) {}
+    fn begin(&mut self, _: &[Token], _: &[Token]) {}
     fn draft(&mut self, tokens: &[Token], limit: usize, drafts: &mut Vec<Token>) {
         let rest = self.stream.iter().skip(tokens.len() - PROMPT.len());
         drafts.extend(rest.take(limit));

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use worker_cuda::generate::{NgramDraft, Session};
+use worker_cuda::generate::service::Drafting;
+use worker_cuda::generate::{Draft, NgramDraft, Session};
 use worker_cuda::{Backend, ContextBuilder, CudaContext, EngineOptions, KvType, Row, Sampling};
 
 #[derive(clap::Args, Clone, Debug)]
@@ -113,7 +114,7 @@ pub struct DraftArgs {
     /// speed, not the answer
     #[arg(long)]
     pub draft_ngram: bool,
-    /// Maximum number of guessed tokens per step
+    /// Maximum number of guessed tokens of an answer per step
     #[arg(long, value_name = "N", default_value_t = 8, requires = "draft_ngram",
           value_parser = clap::value_parser!(u32).range(1..=Row::MAX_DRAFTS as i64))]
     pub draft_max: u32,
@@ -128,6 +129,12 @@ impl DraftArgs {
         if self.draft_ngram {
             session.set_draft(Some(Box::new(NgramDraft::new())));
         }
+    }
+
+    pub fn drafting(&self) -> Option<Drafting> {
+        let make = || Box::new(NgramDraft::new()) as Box<dyn Draft>;
+        self.draft_ngram
+            .then(|| Drafting::new(self.draft_max as usize, make))
     }
 }
 

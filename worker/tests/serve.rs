@@ -76,7 +76,11 @@ fn a_chat_is_answered_with_text_and_counts() {
             "completion_tokens": 5,
             "total_tokens": prompt + 5,
             "prompt_tokens_details": { "cached_tokens": 0 },
-            "completion_tokens_details": { "reasoning_tokens": 0 },
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         })
     );
     assert!(!reply.headers.contains_key("x-worker-ignored"));

@@ -66,6 +66,9 @@ fn what_is_printed_is_a_file_that_says_the_same() {
         "20",
         "--drain-seconds",
         "5",
+        "--draft-ngram",
+        "--draft-max",
+        "4",
     ];
     let first = lines(&config(&arguments, &[]));
     let path = file("again.toml", &first.join("\n"));

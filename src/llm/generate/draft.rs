@@ -6,26 +6,32 @@ use crate::llm::engine::Token;
 
 /// A source of drafts. Its guesses change the speed of a generation, never its tokens.
 pub trait Draft: Send {
-    /// A generation begins; the tokens of the next call need not continue those of the last one.
-    fn begin(&mut self);
+    /// A generation begins. `prompt` is never empty. `prediction` is a text that the answer may repeat as a whole or in
+    /// parts; often it is empty.
+    fn begin(&mut self, prompt: &[Token], prediction: &[Token]);
 
     /// Appends at most `limit` guesses of the tokens that follow `tokens` to `drafts`, which is empty. `tokens` are the
-    /// prompt and all sampled tokens, and never empty. Within a generation they only grow.
+    /// prompt and all sampled tokens. Within a generation they only grow.
     fn draft(&mut self, tokens: &[Token], limit: usize, drafts: &mut Vec<Token>);
 }
 
-/// Prompt lookup: finds the last tokens earlier in the sequence and guesses that the same tokens follow. Fast where
-/// text repeats, as in edits of code, extractions and quotations.
+/// Prompt lookup: finds the last tokens earlier in the sequence, or in the prediction, and guesses that the same tokens
+/// follow. Fast where text repeats, as in edits of code, extractions and quotations.
 ///
 /// ```
 /// use worker_cuda::generate::{Draft, NgramDraft};
 ///
 /// let mut drafts = Vec::new();
-/// NgramDraft::new().draft(&[1, 2, 3, 4, 5, 9, 2, 3], 3, &mut drafts);
+/// let mut draft = NgramDraft::new();
+/// draft.begin(&[1, 2, 3, 4, 5, 9], &[]);
+/// draft.draft(&[1, 2, 3, 4, 5, 9, 2, 3], 3, &mut drafts);
 /// assert_eq!(drafts, [4, 5, 9]);
 /// ```
 #[derive(Debug, Default)]
 pub struct NgramDraft {
+    /// The end of the prompt, then the prediction: as if the text had continued with it before.
+    predicted: Vec<Token>,
+    // Indices count the predicted tokens first, then those of the sequence.
     /// Index of the second token of the last pair of these two tokens.
     newest: HashMap<[Token; 2], usize>,
     /// For each token the index of the pair before that is equal to the one that ends there.
@@ -44,29 +50,55 @@ impl NgramDraft {
     }
 
     fn index(&mut self, tokens: &[Token]) {
-        for end in self.earlier.len()..tokens.len() {
-            let pair = end.checked_sub(1).map(|start| [tokens[start], tokens[end]]);
+        let all = Joined(&self.predicted, tokens);
+        for end in self.earlier.len()..all.len() {
+            let pair = end.checked_sub(1).map(|start| [all.at(start), all.at(end)]);
             self.earlier
                 .push(pair.and_then(|pair| self.newest.insert(pair, end)));
         }
     }
 }
 
+/// Two lists as one.
+struct Joined<'a>(&'a [Token], &'a [Token]);
+
+impl Joined<'_> {
+    fn len(&self) -> usize {
+        self.0.len() + self.1.len()
+    }
+
+    fn at(&self, index: usize) -> Token {
+        match index.checked_sub(self.0.len()) {
+            Some(index) => self.1[index],
+            None => self.0[index],
+        }
+    }
+}
+
 impl Draft for NgramDraft {
-    fn begin(&mut self) {
+    fn begin(&mut self, prompt: &[Token], prediction: &[Token]) {
         self.newest.clear();
         self.earlier.clear();
+        self.predicted.clear();
+        if !prediction.is_empty() {
+            let end = prompt.len().saturating_sub(LONGEST_MATCH);
+            self.predicted.extend_from_slice(&prompt[end..]);
+            self.predicted.extend_from_slice(prediction);
+        }
+        self.index(prompt);
     }
 
     fn draft(&mut self, tokens: &[Token], limit: usize, drafts: &mut Vec<Token>) {
         self.index(tokens);
-        let last = tokens.len() - 1;
+        let all = Joined(&self.predicted, tokens);
+        let Some(last) = all.len().checked_sub(1) else {
+            return;
+        };
         let places = std::iter::successors(self.earlier[last], |&place| self.earlier[place]);
         let matched = |place: usize| {
-            let pairs = tokens[..=place].iter().rev().zip(tokens.iter().rev());
-            pairs
+            (0..=place)
                 .take(LONGEST_MATCH)
-                .take_while(|(a, b)| a == b)
+                .take_while(|back| all.at(place - back) == all.at(last - back))
                 .count()
         };
         let Some(place) = places
@@ -77,10 +109,17 @@ impl Draft for NgramDraft {
         else {
             return;
         };
-        // Past the end, the guess repeats itself.
+        let is_predicted = place < self.predicted.len();
         for index in place + 1..place + 1 + limit {
-            let token = tokens.get(index).copied();
-            drafts.push(token.unwrap_or_else(|| drafts[index - tokens.len()]));
+            if is_predicted && index == self.predicted.len() {
+                return;
+            }
+            // Past the end, the guess repeats itself.
+            let token = match index.checked_sub(all.len()) {
+                Some(past) => drafts[past],
+                None => all.at(index),
+            };
+            drafts.push(token);
         }
     }
 }
@@ -124,9 +163,37 @@ mod tests {
             grown.draft(&tokens[..length], 5, &mut drafts);
             assert_eq!(drafts, guess(&tokens[..length], 5), "{length} tokens");
         }
-        grown.begin();
+        grown.begin(&[1, 2, 3], &[]);
         let mut drafts = Vec::new();
         grown.draft(&[1, 2, 3, 1, 2], 2, &mut drafts);
         assert_eq!(drafts, [3, 1]);
+    }
+
+    #[test]
+    fn a_prediction_follows_the_prompt_and_is_found_again_after_other_text() {
+        let mut draft = NgramDraft::new();
+        let mut text = vec![1, 2, 3];
+        let mut guess = |text: &[Token]| {
+            let mut drafts = Vec::new();
+            draft.draft(text, 4, &mut drafts);
+            drafts
+        };
+        assert!(guess(&text).is_empty());
+        draft.begin(&text, &[5, 6, 7, 8, 9]);
+        let mut guess = |text: &[Token]| {
+            let mut drafts = Vec::new();
+            draft.draft(text, 4, &mut drafts);
+            drafts
+        };
+        assert_eq!(guess(&text), [5, 6, 7, 8]);
+        text.push(5);
+        assert_eq!(guess(&text), [6, 7, 8, 9]);
+        text.extend([50, 51]);
+        assert!(guess(&text).is_empty());
+        text.extend([6, 7]);
+        assert_eq!(guess(&text), [8, 9], "no more than the prediction has");
+        // The sequence's own text is more recent.
+        text.extend([60, 6, 7]);
+        assert_eq!(guess(&text), [60, 6, 7, 60]);
     }
 }

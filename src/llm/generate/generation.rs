@@ -201,7 +201,7 @@ impl Course {
         session.drain()?;
         let cached = session.keep_common_prefix(&prompt)?;
         if let Some(draft) = &mut session.draft {
-            draft.begin();
+            draft.begin(&prompt, &[]);
         }
         let stop_tokens = match request.ignore_end {
             true => Vec::new(),

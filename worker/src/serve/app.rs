@@ -434,6 +434,8 @@ fn add_counters(total: &mut Stats, more: &Stats) {
     total.prompt_tokens += more.prompt_tokens;
     total.cached_tokens += more.cached_tokens;
     total.generated_tokens += more.generated_tokens;
+    total.draft_tokens += more.draft_tokens;
+    total.accepted_draft_tokens += more.accepted_draft_tokens;
 }
 
 pub fn unix_seconds() -> u64 {

@@ -31,7 +31,7 @@ use crate::failure::{Failure, Outcome};
 use crate::inspect::format_name;
 #[cfg(feature = "tls")]
 use crate::interrupt::Hangup;
-use crate::options::{DeviceArgs, KvChoice};
+use crate::options::{DeviceArgs, DraftArgs, KvChoice};
 use crate::{interrupt, load};
 
 #[derive(Clone, clap::Args)]
@@ -132,6 +132,8 @@ pub struct Args {
     #[arg(long)]
     batch_invariant: bool,
     #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
     device: DeviceArgs,
 }
 
@@ -157,6 +159,10 @@ const KEYS_VARIABLE: &str = "WORKER_API_KEYS";
 
 /// Longest time for the callback: name, connection and answer.
 const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Answers that may have all their drafts in the same step. With more of them at once, drafts are seldom worth it, and
+/// each takes memory for logits.
+const DRAFTING_ROWS: u32 = 16;
 
 /// Exit status when the device is lost.
 const LOST: u8 = 3;
@@ -250,6 +256,7 @@ impl Start {
         options.max_queued = self.args.max_queued;
         options.reserves_queue = self.reserves_queue;
         options.itl_target = self.args.itl_target_ms.map(Duration::from_millis);
+        options.drafting = self.args.draft.drafting();
         options.chat_template = template;
         options.observer = Some(Arc::clone(&self.metrics) as Arc<dyn service::Observer>);
         let engine = engine_options(&self.args, model)?;
@@ -476,6 +483,10 @@ fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
         .batch_invariant(args.batch_invariant);
     if let Some(count) = args.max_sequences {
         options = options.max_sequences(count);
+    }
+    if args.draft.draft_ngram {
+        let rows = args.max_sequences.unwrap_or(u32::MAX).min(DRAFTING_ROWS);
+        options = options.max_draft_tokens(rows * args.draft.draft_max);
     }
     if let Some(tokens) = args.batch {
         options = options.max_batch_tokens(tokens);

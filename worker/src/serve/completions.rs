@@ -19,7 +19,7 @@ use super::fields::{Fields, tokens, wrong_type};
 use super::gate::Visitor;
 use super::generation::{Part, Parts, blocking, collect, submit};
 use super::input::{Input, check_unknown, with_ignored};
-use super::messages::conversation;
+use super::messages::{conversation, prediction};
 use super::parameters::{MAX_TOP_LOGPROBS, Parameters};
 use super::reply::{Api, Reply};
 use super::responses::Answer;
@@ -59,6 +59,7 @@ pub async fn answer_chat(
 ) -> Result<Response, ApiError> {
     let mut parameters = Parameters::read(&mut fields, app, &visitor.caller)?;
     let (prompt, tools) = conversation(app, &mut fields, &mut unknown)?;
+    parameters.request.prediction = prediction(&mut fields, &mut unknown)?;
     let format = (tools.choice != Choice::None).then_some(app.format);
     parameters.request.show_special = format.is_some_and(Format::has_control_marker);
     let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
@@ -93,7 +94,7 @@ pub async fn completions(
 ) -> Result<Response, ApiError> {
     let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller)?;
     let prompt = prompt(&mut fields)?;
-    fields.refuse(&["tools"])?;
+    fields.refuse(&["prediction", "tools"])?;
     fields.skip(&["parallel_tool_calls"]);
     fields.only("tool_choice", &[json!("none"), json!("auto")])?;
     let suffix = fields.string("suffix")?.filter(|text| !text.is_empty());

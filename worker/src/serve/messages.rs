@@ -59,6 +59,17 @@ pub fn conversation(
     Ok((input, tools))
 }
 
+/// Reads `prediction`: a text that the answer is expected to repeat; empty if there is none.
+pub fn prediction(fields: &mut Fields, unknown: &mut Vec<String>) -> Result<String> {
+    let Some(mut prediction) = fields.take_object("prediction")? else {
+        return Ok(String::new());
+    };
+    prediction.only("type", &[json!("content")])?;
+    let text = content(&mut prediction)?;
+    unknown.extend(prediction.unknown());
+    Ok(text)
+}
+
 fn message(
     path: String,
     value: Value,

@@ -228,6 +228,18 @@ impl Metrics {
                 counter,
                 stats.generated_tokens,
             ),
+            (
+                "worker_draft_tokens_total",
+                "Draft tokens that steps have verified",
+                counter,
+                stats.draft_tokens,
+            ),
+            (
+                "worker_accepted_draft_tokens_total",
+                "Draft tokens that held",
+                counter,
+                stats.accepted_draft_tokens,
+            ),
         ] {
             single(name, help, kind, value, out);
         }

@@ -456,6 +456,13 @@ fn chat_only() -> Vec<Field> {
     vec![
         ("logprobs", boolean()),
         ("top_logprobs", whole(0, MAX_TOP_LOGPROBS)),
+        (
+            "prediction",
+            object_with(&[
+                ("type", json!({ "const": "content" })),
+                ("content", content("text")),
+            ]),
+        ),
     ]
 }
 

@@ -89,7 +89,7 @@ pub const HARMLESS: [&str; 11] = [
 ];
 
 /// Fields that would change the answer, and that this server does not carry out.
-const UNSUPPORTED: [&str; 17] = [
+const UNSUPPORTED: [&str; 16] = [
     "allowed_token_ids",
     "audio",
     "bad_words",
@@ -101,7 +101,6 @@ const UNSUPPORTED: [&str; 17] = [
     "guided_json",
     "guided_regex",
     "json_schema",
-    "prediction",
     "prompt_logprobs",
     "structured_outputs",
     "thinking_token_budget",

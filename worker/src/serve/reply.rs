@@ -351,6 +351,10 @@ fn usage_json(usage: &Usage, reasoning_tokens: u32) -> Value {
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
-        "completion_tokens_details": { "reasoning_tokens": reasoning_tokens },
+        "completion_tokens_details": {
+            "reasoning_tokens": reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_draft_tokens,
+            "rejected_prediction_tokens": usage.draft_tokens - usage.accepted_draft_tokens,
+        },
     })
 }

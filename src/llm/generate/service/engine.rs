@@ -137,6 +137,8 @@ pub struct StepResults {
     /// End of the alternatives of each token in `top`.
     top_ends: Vec<usize>,
     top: Vec<(Token, f32)>,
+    /// The engine has captured a graph for the step: it says nothing of later ones.
+    pub(super) is_captured: bool,
     /// (hidden states) request and first position of their rows.
     pub(super) hidden_rows: Vec<(RequestId, u32)>,
     /// (hidden states, embedding length)
@@ -177,6 +179,7 @@ impl StepResults {
 
     pub(super) fn clear(&mut self) {
         self.outcomes.clear();
+        self.is_captured = false;
         self.first_tokens.clear();
         self.logprobs.clear();
         self.top.clear();

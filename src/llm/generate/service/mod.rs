@@ -18,6 +18,7 @@ use std::time::Duration;
 
 pub use self::clock::Clock;
 pub use self::constraint::{Constrained, Constraint, ConstraintState, Next, Reasoning, Stopper};
+pub use self::drafter::Drafting;
 pub use self::engine::{EngineLimits, RowSource, SampledRow, StepEngine, StepResults};
 pub use self::event::{Error, Event, Stop, TokenEvent, Usage};
 pub use self::model_engine::ModelEngine;
@@ -29,6 +30,7 @@ pub use self::turns::Turns;
 pub use crate::scheduler::PageSharing;
 
 use self::deliver::TextThread;
+use self::drafter::Drafter;
 use self::masks::{Guide, Input, TimeLeft};
 use self::pooled::Pooled;
 use self::state::{Choice, Core, Shared};
@@ -39,13 +41,14 @@ use crate::llm::engine::Token;
 use crate::llm::generate::{self, Prompt};
 use crate::llm::model::Model;
 use crate::llm::plan::EngineOptions;
-use crate::llm::text::{ChatTemplate, Tokenizer};
+use crate::llm::text::{ChatTemplate, EncodeOptions, Tokenizer};
 use crate::scheduler::{self, Config, Scheduler};
 
 mod clock;
 mod constraint;
 mod costs;
 mod deliver;
+mod drafter;
 mod engine;
 mod event;
 mod masks;
@@ -87,6 +90,9 @@ pub struct Options {
     pub mask_threads: usize,
     /// Mean time that the masks of a request may take, after a second in all: 5 ms. None: no limit.
     pub mask_time: Option<Duration>,
+    /// What guesses the next tokens of answers, for steps that verify them; None: nothing. The tokens are the same ones,
+    /// on CUDA exactly with [`EngineOptions::batch_invariant`]. Answers that follow a rule have no guesses.
+    pub drafting: Option<Drafting>,
     /// Tokens that end every text, besides those of the tokenizer.
     pub end_tokens: Vec<Token>,
     /// Renders conversations; None: the template of the tokenizer's vocabulary.
@@ -111,6 +117,7 @@ impl Default for Options {
             text_threads: 1,
             mask_threads: 2,
             mask_time: Some(Duration::from_millis(5)),
+            drafting: None,
             end_tokens: Vec::new(),
             chat_template: None,
             clock: Clock::system(),
@@ -154,6 +161,7 @@ struct Owner {
     tokenizer: Option<Arc<Tokenizer>>,
     chat_template: Option<Arc<ChatTemplate>>,
     end_tokens: Vec<Token>,
+    drafting: Option<Drafting>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     mask_threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -204,6 +212,7 @@ impl Service {
             shared: shared.clone(),
             chat_template: options.chat_template,
             end_tokens,
+            drafting: options.drafting,
             threads: Mutex::default(),
             mask_threads: Mutex::default(),
             tokenizer,
@@ -251,10 +260,11 @@ impl Service {
         let shared = &self.0.shared;
         let tokens = self.encode(&request.prompt, cancel).and_then(|tokens| {
             request.check(&tokens, &shared.limits, self.0.tokenizer.is_some())?;
-            Ok(tokens)
+            let drafters = self.0.drafters(request, &tokens)?;
+            Ok((tokens, drafters))
         });
         let job = shared.update(|core, now| {
-            let job = tokens.and_then(|tokens| self.0.insert(core, request, &tokens, now));
+            let job = tokens.and_then(|input| self.0.insert(core, request, input, now));
             match job {
                 Ok(_) => core.stats.accepted += 1,
                 Err(_) => core.stats.rejected += 1,
@@ -331,6 +341,10 @@ impl Options {
         config.page_tokens = limits.page_tokens;
         config.max_sequences = limits.max_sequences;
         config.token_budget = limits.max_step_tokens;
+        config.max_draft_tokens = match self.drafting {
+            Some(_) => limits.max_draft_tokens,
+            None => 0,
+        };
         config.max_sequence_tokens = limits.max_sequence_tokens;
         config.page_sharing = limits.page_sharing;
         config.model_digest = limits.model_digest;
@@ -367,11 +381,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Owner {
+    /// The sources of drafts of a request's choices.
+    fn drafters(&self, request: &Request, prompt: &[Token]) -> Result<Vec<Drafter>, Error> {
+        let Some(drafting) = &self.drafting else {
+            return Ok(Vec::new());
+        };
+        let prediction = match &self.tokenizer {
+            Some(tokenizer) => tokenizer
+                .encode(&request.prediction, EncodeOptions::default())
+                .map_err(|error| Error::Prompt(Arc::new(error)))?,
+            None => Vec::new(),
+        };
+        Ok(drafting.begin(request, prompt, &prediction))
+    }
+
     fn insert(
         &self,
         core: &mut Core,
         request: &Request,
-        tokens: &[Token],
+        (tokens, drafters): (Vec<Token>, Vec<Drafter>),
         now: Duration,
     ) -> Result<Arc<Job>, Error> {
         match core.stats.state {
@@ -382,7 +410,7 @@ impl Owner {
             }
             _ => return Err(Error::Draining),
         }
-        let mut submitted = scheduler::Request::new(tokens);
+        let mut submitted = scheduler::Request::new(&tokens);
         submitted.max_tokens = request.max_tokens;
         submitted.stop_tokens = &request.stop_tokens;
         submitted.ignore_end = request.ignore_end;
@@ -409,6 +437,7 @@ impl Owner {
         let job = Job::new(core.next_serial, request, prompt_tokens, now, ids.clone());
         let job = Arc::new(job);
         core.next_serial += 1;
+        let mut drafters = drafters.into_iter();
         for (number, id) in (0..).zip(ids) {
             let mut sampling = request.sampling.clone();
             sampling.seed = sampling.seed.wrapping_add(u64::from(number));
@@ -419,6 +448,7 @@ impl Owner {
                 sampling: Arc::new(sampling),
                 first_sampling: first_sampling.map(Arc::new),
                 guide: guide.as_ref().map(|guide| guide()),
+                drafter: drafters.next(),
                 pooled: request
                     .pooling
                     .map(|pooling| Pooled::new(pooling, prompt_tokens)),

@@ -264,6 +264,7 @@ impl StepEngine for ModelEngine {
                 results.push_next(logprob, self.output.top_of(row, index));
             }
         }
+        results.is_captured = self.output.captured;
         for (index, request, first_position) in step.hidden_rows {
             let row = &self.output.rows()[index];
             if row.status == RowStatus::Ok {

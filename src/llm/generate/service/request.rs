@@ -68,6 +68,9 @@ pub struct Request {
     pub ignore_end: bool,
     /// Reports the prompt's [embedding](super::Event::Embedding). Needs `max_tokens` 0 and one choice.
     pub pooling: Option<Pooling>,
+    /// A text that the answer is expected to repeat, as a whole or in parts: if the service
+    /// [drafts](super::Options::drafting), such an answer takes less time. Needs a tokenizer.
+    pub prediction: String,
     /// A rule that the answer follows.
     pub constraint: Option<Constrained>,
     /// Answers to generate, 1 to [`MAX_CHOICES`]. The choices share the pages of the prompt where the
@@ -126,6 +129,7 @@ impl From<generate::Request> for Request {
             stop_tokens: Vec::new(),
             ignore_end: request.ignore_end,
             pooling: None,
+            prediction: String::new(),
             constraint: None,
             choices: 1,
             show_special: false,

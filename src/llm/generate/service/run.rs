@@ -179,7 +179,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             }
             core.check_crossings(&step.guided, results.outcomes(), now);
             let duration = now.saturating_sub(begin);
-            if waited.is_ok() {
+            if waited.is_ok() && !results.is_captured {
                 let (rows, prompt_tokens) = (step.decode_rows, step.tokens - step.decode_rows);
                 let full_duration = now.saturating_sub(full_begin);
                 costs.add(rows, prompt_tokens, step.is_lone, full_duration);

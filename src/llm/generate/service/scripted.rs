@@ -12,7 +12,7 @@ use crate::scheduler::{Plan, RequestId, RowOutcome};
 
 type Script = dyn FnMut(&[Token], u64) -> Vec<Token> + Send;
 
-/// Answers each prompt with fixed tokens. It computes nothing, so that it needs no device; pages and
+/// Answers each prompt with fixed tokens, and verifies drafts. It computes nothing, so that it needs no device; pages and
 /// limits are those that are stated. Value i of the hidden state of a token is its id plus i.
 ///
 /// ```
@@ -55,6 +55,8 @@ struct Sequence {
 
 struct ScriptedRow {
     token: Option<Token>,
+    /// Drafts that hold, if there are any.
+    held: Option<u32>,
     top: usize,
     /// Sequence and first position, if it is late.
     late: Option<(u32, u32)>,
@@ -212,7 +214,7 @@ impl StepEngine for ScriptedEngine {
                 [] => sequence.tokens.extend(sequence.sampled),
                 tokens => sequence.tokens.extend_from_slice(tokens),
             }
-            let (mut token, mut top) = (None, 0);
+            let (mut token, mut top, mut held) = (None, 0, None);
             if row.samples {
                 let sampled = rows.sampled(row);
                 check(sampled.sampling, self.limits.vocabulary_size)?;
@@ -220,8 +222,20 @@ impl StepEngine for ScriptedEngine {
                 let answer = sequence
                     .answer
                     .get_or_insert_with(|| (self.script)(prompt, sampled.sampling.seed));
-                let next = answer.get(sampled.index as usize).or(answer.last());
-                let next = next.copied().unwrap_or_default();
+                let drafts = plan.tokens(row.drafts);
+                let at = |offset: usize| {
+                    let next = answer
+                        .get(sampled.index as usize + offset)
+                        .or(answer.last());
+                    next.copied().unwrap_or_default()
+                };
+                let holds = (0..)
+                    .zip(drafts)
+                    .take_while(|&(offset, draft)| *draft == at(offset));
+                let count = holds.count();
+                held = (!drafts.is_empty()).then_some(count as u32);
+                let next = at(count);
+                sequence.tokens.extend_from_slice(&drafts[..count]);
                 token = Some(match row.is_late {
                     true => next,
                     false => allowed(next, &sampled.sampling.mask),
@@ -236,6 +250,7 @@ impl StepEngine for ScriptedEngine {
             });
             step.push(ScriptedRow {
                 token,
+                held,
                 top,
                 late: row.is_late.then_some((row.sequence, row.first_position)),
                 is_held: false,
@@ -269,12 +284,16 @@ impl StepEngine for ScriptedEngine {
     fn wait(&mut self, results: &mut StepResults) -> Result<()> {
         self.control.pass()?;
         for row in self.in_flight.pop_front().unwrap_or_default() {
-            let outcome = match row.is_held {
-                true => RowOutcome::Held,
-                false => RowOutcome::Ok(row.token),
+            let outcome = match (row.is_held, row.held, row.token) {
+                (true, ..) => RowOutcome::Held,
+                (_, Some(held), Some(token)) => RowOutcome::Drafted { held, token },
+                (.., token) => RowOutcome::Ok(token),
             };
             let top = row.token.map(|token| (token, 0.0));
             results.push(outcome, 0.0, top.into_iter().take(row.top));
+            for _ in 0..row.held.unwrap_or(0) {
+                results.push_next(0.0, top.into_iter().take(row.top));
+            }
             if let Some((request, first_position, state)) = row.hidden {
                 results.push_hidden_state(request, first_position, &state);
             }

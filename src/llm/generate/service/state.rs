@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::clock::{Clock, Wake};
+use super::drafter::Drafter;
 use super::engine::{EngineLimits, RowSource, SampledRow, StepResults};
 use super::event::Error;
 use super::masks::{Guide, Masks, Pending, Turn};
@@ -50,6 +51,8 @@ pub(super) struct Core {
     pub mask_time: Option<Duration>,
     /// Words of a mask.
     pub mask_words: usize,
+    /// Ids of tokens are below this.
+    vocabulary_size: u32,
     /// Values of a hidden state.
     embedding_length: usize,
     /// Rows that wait for their masks.
@@ -70,6 +73,8 @@ pub(super) struct Choice {
     pub first_sampling: Option<Arc<Sampling>>,
     /// If the answer follows a rule.
     pub guide: Option<Guide>,
+    /// If its next tokens are guessed.
+    pub drafter: Option<Drafter>,
     /// If its embedding is wanted.
     pub pooled: Option<Pooled>,
     /// Replaces the reason of the scheduler when the choice ends.
@@ -191,6 +196,7 @@ impl Shared {
             masks: Masks::new(options.mask_threads.max(1)),
             mask_time: options.mask_time,
             mask_words: limits.vocabulary_size.div_ceil(32) as usize,
+            vocabulary_size: limits.vocabulary_size,
             embedding_length: limits.embedding_length as usize,
             pending: Vec::new(),
             dispatcher: Some(dispatcher),
@@ -301,6 +307,7 @@ impl Core {
     ) {
         let (mut items, mut behind) = (Vec::new(), Vec::new());
         let (mut turns, mut guides) = (Vec::new(), Vec::new());
+        let mut drafting = Vec::new();
         let stats = self.scheduler.stats();
         for event in self.scheduler.events() {
             let Some(choice) = self.requests.0.get_mut(&event.request) else {
@@ -329,6 +336,12 @@ impl Core {
                     }
                     if let Some(guide) = &mut choice.guide {
                         turns.push((event.request, guide.take(token)));
+                    }
+                    if let Some(drafter) = &mut choice.drafter {
+                        drafter.take(token);
+                        if offset == 0 {
+                            drafting.push(event.request);
+                        }
                     }
                     let output = results.map(|results| results.token(row, offset));
                     let (logprob, top) = output.unwrap_or_default();
@@ -386,6 +399,13 @@ impl Core {
                 Turn::Mask(input) => self.ask_for_mask(id, input, now),
             }
         }
+        for id in drafting {
+            let choice = self.requests.0.get_mut(&id);
+            if let Some(drafter) = choice.and_then(|choice| choice.drafter.as_mut()) {
+                let guesses = drafter.guess(self.vocabulary_size);
+                self.scheduler.propose(id, guesses);
+            }
+        }
         for &id in behind.iter().flat_map(|job: &Arc<Job>| &job.ids) {
             self.scheduler.pause(id, now);
         }
@@ -441,6 +461,8 @@ impl Core {
         self.stats.held_pages = stats.held_pages;
         self.stats.preempted = stats.preemptions;
         self.stats.cached_tokens = stats.cached_tokens;
+        self.stats.draft_tokens = stats.draft_tokens;
+        self.stats.accepted_draft_tokens = stats.accepted_draft_tokens;
     }
 }
 

@@ -58,6 +58,10 @@ pub struct Stats {
     pub cached_tokens: u64,
     /// Reported tokens so far.
     pub generated_tokens: u64,
+    /// Draft tokens that were verified so far.
+    pub draft_tokens: u64,
+    /// Draft tokens that held so far.
+    pub accepted_draft_tokens: u64,
     /// When the last step ended, or when the first request after an idle time came, whichever is later,
     /// by the service's clock.
     pub last_progress: Duration,
