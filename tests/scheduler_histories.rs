@@ -188,6 +188,8 @@ fn ops() -> impl Strategy<Value = Op> {
 #[derive(Debug)]
 struct Seen {
     submission: Submission,
+    /// Time of submission, and a second for each level of its priority.
+    rank: Duration,
     text: Vec<Token>, // prompt and generated tokens
     sequence: Option<u32>,
     started: bool,
@@ -461,6 +463,7 @@ impl<E: TestEngine> World<E> {
         for id in ids {
             let seen = Seen {
                 submission: submission.clone(),
+                rank: self.now + Duration::from_secs(submission.priority.into()),
                 text: prompt.clone(),
                 sequence: None,
                 started: false,
@@ -512,7 +515,7 @@ impl<E: TestEngine> World<E> {
         );
         let events = self.scheduler.events().collect();
         let started = self.take_events(events, None);
-        self.check_order(&started);
+        self.check_order(&started, &plan);
         self.check_rows(&plan);
         self.check_drafts(&plan);
         self.follow_sequences(&plan);
@@ -560,21 +563,47 @@ impl<E: TestEngine> World<E> {
         self.plans.push(plan);
     }
 
-    /// Requests of one tenant and priority start in order of submission.
-    fn check_order(&self, started: &[RequestId]) {
+    /// No request starts before a more urgent one of any tenant, unless the next one of that tenant cannot start in
+    /// this plan: with the second for each level, this bounds every wait.
+    fn check_order(&self, started: &[RequestId], plan: &Plan) {
+        let rows = self.in_flight.iter().chain([plan]).flat_map(Plan::rows);
+        let rows: Vec<_> = rows.map(|row| row.request).collect();
+        let cannot_start = |id: &RequestId| {
+            let seen = &self.seen[id];
+            let salt = seen.submission.salt;
+            let computes = |other: &RequestId| self.seen[other].submission.salt == salt;
+            // Another row may compute its next page.
+            let shares = seen.submission.use_cache && self.setup.page_sharing != PageSharing::None;
+            seen.rows_in_flight > 0 || shares && rows.iter().any(computes)
+        };
+        let waits = |seen: &Seen| {
+            let is_allowed = seen.generated() < seen.allowed;
+            seen.ended.is_none() && !seen.paused && is_allowed
+        };
+        let level = |seen: &Seen| {
+            let left = seen.rank.saturating_sub(self.now).as_secs_f64().ceil();
+            left.min(MAX_PRIORITY.into()) as u8
+        };
         for id in started {
-            let own = &self.seen[id].submission;
-            for earlier in self.order.iter().take_while(|earlier| *earlier != id) {
-                let other = &self.seen[earlier];
-                let may_be_behind = other.started
-                    || other.paused
-                    || other.ended.is_some()
-                    || other.generated() >= other.allowed;
-                let same = (other.submission.tenant, other.submission.priority);
-                assert!(
-                    may_be_behind || same != (own.tenant, own.priority),
-                    "{id:?} overtook {earlier:?}"
-                );
+            let own = &self.seen[id];
+            for (at, other_id) in self.order.iter().enumerate() {
+                let other = &self.seen[other_id];
+                if other.started || !waits(other) {
+                    continue;
+                }
+                if other.submission.tenant == own.submission.tenant {
+                    let own_at = self.order.iter().position(|order| order == id);
+                    let is_behind = (own.rank, own_at) < (other.rank, Some(at));
+                    assert!(is_behind, "{id:?} overtook {other_id:?} of its tenant");
+                } else if level(other) < level(own) {
+                    let mut before = self.order.iter().filter(|before| {
+                        let seen = &self.seen[*before];
+                        let is_one = seen.submission.tenant == other.submission.tenant;
+                        is_one && waits(seen) && seen.rank <= other.rank
+                    });
+                    let is_blocked = before.any(cannot_start);
+                    assert!(is_blocked, "{id:?} overtook {other_id:?}");
+                }
             }
         }
     }
