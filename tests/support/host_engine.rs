@@ -4,7 +4,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use worker_cuda::generate::service::{ModelEngine, RowSource, SampledRow, StepEngine, StepResults};
+use worker_cuda::generate::service::{
+    ModelEngine, RowSource, SampledRow, ScoredRow, StepEngine, StepResults,
+};
 use worker_cuda::scheduler::{Config, MAX_DRAFTS, Plan, RequestId, Row, RowOutcome, Stats, Token};
 use worker_cuda::{Engine, EngineOptions, HiddenState, Model, Sampling, Sequence, Step};
 
@@ -56,6 +58,10 @@ impl RowSource for Samplings {
     }
 
     fn hidden_state(&self, _: &Row) -> Option<HiddenState> {
+        None
+    }
+
+    fn scored(&self, _: &Row) -> Option<ScoredRow> {
         None
     }
 }

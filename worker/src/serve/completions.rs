@@ -57,7 +57,7 @@ pub async fn answer_chat(
     mut unknown: Vec<String>,
     shape: Shape,
 ) -> Result<Response, ApiError> {
-    let mut parameters = Parameters::read(&mut fields, app, &visitor.caller)?;
+    let mut parameters = Parameters::read(&mut fields, app, &visitor.caller, 1)?;
     let (prompt, tools) = conversation(app, &mut fields, &mut unknown)?;
     parameters.request.prediction = prediction(&mut fields, &mut unknown)?;
     let format = (tools.choice != Choice::None).then_some(app.format);
@@ -92,7 +92,7 @@ pub async fn completions(
         mut fields,
     }: Input,
 ) -> Result<Response, ApiError> {
-    let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller)?;
+    let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller, 0)?;
     let prompt = prompt(&mut fields)?;
     fields.refuse(&["prediction", "tools"])?;
     fields.skip(&["parallel_tool_calls"]);
@@ -104,11 +104,12 @@ pub async fn completions(
         return Err(ApiError::unsupported("echo", message));
     }
     if let Some(top) = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)? {
-        if echo {
-            let message = "logprobs of the prompt (echo: true) are not supported by this server";
+        parameters.report_logprobs(&app, "logprobs", top)?;
+        if echo && !app.service.limits().token_logprobs {
+            let message = "this engine returns no log probabilities of prompts (echo: true)";
             return Err(ApiError::unsupported("echo", message));
         }
-        parameters.report_logprobs(&app, "logprobs", top)?;
+        parameters.request.prompt_logprobs = echo.then_some(top as u32);
     }
     best_of(&mut fields, &mut parameters)?;
     parameters
@@ -295,6 +296,7 @@ impl Asked {
     async fn answer(self, app: &Arc<App>, visitor: &Visitor) -> Result<Response, ApiError> {
         let mut reply = Reply::new(app, self.api, &self.parameters);
         let choices = self.parameters.request.choices;
+        let is_scored = self.parameters.request.prompt_logprobs.is_some();
         let mut accepted = submit(app, visitor, self.parameters.request, self.prompt).await?;
         let prompt = std::mem::take(&mut accepted.prompt);
         let echo = match self.echo {
@@ -310,6 +312,7 @@ impl Asked {
             Api::Text => None,
         };
         let mut parts = Parts::new(choices, reply.keeps_tokens(), splitter);
+        parts.waits_for_prompt = is_scored;
         let mut wire: Box<dyn Wire> = match self.shape {
             Shape::OpenAi => {
                 reply.set_prompt(prompt, echo);
@@ -324,13 +327,24 @@ impl Asked {
             parts = collect(app, &mut accepted, parts).await?;
             keep_best(&mut parts.choices, self.parameters.choices as usize);
             let usage = parts.end.and_then(Result::ok).unwrap_or_default();
-            json_response(&wire.whole(&parts.choices, &usage, parts.reasoning_tokens))
+            let whole = move || {
+                if let Some(scores) = parts.prompt_logprobs {
+                    wire.set_prompt_logprobs(scores);
+                }
+                json_response(&wire.whole(&parts.choices, &usage, parts.reasoning_tokens))
+            };
+            match is_scored {
+                // Long: of each token of the prompt.
+                true => blocking(move || Ok(whole())).await?,
+                false => whole(),
+            }
         };
         Ok(with_ignored(response, self.ignored))
     }
 }
 
-const ECHO: DecodeOptions = DecodeOptions {
+/// How a prompt is repeated.
+pub const ECHO: DecodeOptions = DecodeOptions {
     show_special: false,
     at_text_start: true,
 };

@@ -121,7 +121,7 @@ pub async fn execute(
     };
     let unknown = checks.fields.keys().cloned().collect();
     let ignored = check_unknown(&app, unknown)?;
-    let parameters = Parameters::read(&mut Fields::from_map(chat), &app, &visitor.caller)?;
+    let parameters = Parameters::read(&mut Fields::from_map(chat), &app, &visitor.caller, 1)?;
     let accepted = submit(&app, &visitor, parameters.request, Prompt::Text(prompt)).await?;
     listed.begin(accepted.canceller());
     let execution = Execution {

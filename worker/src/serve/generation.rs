@@ -7,7 +7,8 @@ use std::task::{Context, Poll};
 use tokio::sync::Semaphore;
 use worker_cuda::Token;
 use worker_cuda::generate::service::{
-    Error, Event, EventReceiver, Reasoning, Request, RequestCancel, Stop, TokenEvent, Usage,
+    Error, Event, EventReceiver, PromptLogprob, Reasoning, Request, RequestCancel, Stop,
+    TokenEvent, Usage,
 };
 use worker_cuda::generate::{CancelFlag, FinishReason, Prompt};
 
@@ -35,6 +36,11 @@ type Held = (Option<Arc<Permit>>, Option<Arc<Room>>);
 
 /// Bytes that a token of a prompt takes until the answer has ended: here, and in the service.
 pub const PROMPT_TOKEN_BYTES: usize = 16;
+
+/// The same for a token with its log probability and so many alternatives, most of it for the answer of each choice.
+fn scored_bytes(top: u32, choices: u32) -> usize {
+    PROMPT_TOKEN_BYTES + (256 + 128 * top as usize) * (1 + choices as usize)
+}
 
 impl Accepted {
     pub fn canceller(&self) -> RequestCancel {
@@ -98,7 +104,10 @@ pub async fn submit(
         let tokens = app.encode_cancellable(&prompt, &cancel)?;
         drop(prompt);
         if let Some(room) = &visitor.room {
-            room.shrink(tokens.len() * PROMPT_TOKEN_BYTES);
+            match request.prompt_logprobs {
+                Some(top) => room.set(tokens.len() * scored_bytes(top, request.choices))?,
+                None => room.shrink(tokens.len() * PROMPT_TOKEN_BYTES),
+            }
         }
         let prompt = tokens;
         let left = (app.max_context() + 1)
@@ -188,6 +197,10 @@ pub struct Parts {
     pub end: Option<Result<Usage, Error>>,
     /// That of the prompt, if it was asked for.
     pub embedding: Vec<f32>,
+    /// Those of the prompt, if they were asked for.
+    pub prompt_logprobs: Option<Vec<PromptLogprob>>,
+    /// Whether they were asked for and have not come.
+    pub waits_for_prompt: bool,
     /// Tokens of all choices that were reasoning.
     pub reasoning_tokens: u32,
     /// Whether tokens are wanted, besides the text.
@@ -202,6 +215,8 @@ impl Parts {
             choices: vec![Part::default(); choices as usize],
             end: None,
             embedding: Vec::new(),
+            prompt_logprobs: None,
+            waits_for_prompt: false,
             reasoning_tokens: 0,
             splitters: splitter.map_or(Vec::new(), |splitter| vec![splitter; choices as usize]),
             keeps_tokens,
@@ -254,6 +269,10 @@ impl Parts {
                     }
                     part.end = Some((reason, stop));
                 }
+            }
+            Event::PromptLogprobs(scores) => {
+                self.prompt_logprobs = Some(scores);
+                self.waits_for_prompt = false;
             }
             Event::Embedding(values) => self.embedding = values,
             Event::Done(usage) => self.end = Some(Ok(usage)),

@@ -387,8 +387,6 @@ fn generation() -> Vec<Field> {
     let stops = json!({ "type": "array", "items": stop(), "maxItems": MAX_STOPS });
     let stop_tokens = json!({ "type": "array", "items": token(), "maxItems": MAX_STOP_TOKENS });
     vec![
-        ("max_tokens", whole(1, u32::MAX.into())),
-        ("max_completion_tokens", whole(1, u32::MAX.into())),
         ("min_tokens", natural()),
         ("stop", json!({ "anyOf": [stop(), stops] })),
         ("stop_token_ids", stop_tokens),
@@ -454,6 +452,8 @@ fn content(kind: &str) -> Value {
 
 fn chat_only() -> Vec<Field> {
     vec![
+        ("max_tokens", whole(1, u32::MAX.into())),
+        ("max_completion_tokens", whole(1, u32::MAX.into())),
         ("logprobs", boolean()),
         ("top_logprobs", whole(0, MAX_TOP_LOGPROBS)),
         (
@@ -468,6 +468,8 @@ fn chat_only() -> Vec<Field> {
 
 fn text_only() -> Vec<Field> {
     vec![
+        ("max_tokens", whole(0, u32::MAX.into())),
+        ("max_completion_tokens", whole(0, u32::MAX.into())),
         (
             "prompt",
             json!({ "anyOf": [string(), tokens(), list(string())] }),

@@ -109,8 +109,13 @@ const UNSUPPORTED: [&str; 16] = [
 ];
 
 impl Parameters {
-    /// Reads the common fields; `Prompt` and `logprobs` are read by the caller.
-    pub fn read(fields: &mut Fields, app: &App, caller: &Caller) -> Result<Self> {
+    /// Reads the common fields; `Prompt` and `logprobs` are read by the caller. `max_tokens` is at least `least_tokens`.
+    pub fn read(
+        fields: &mut Fields,
+        app: &App,
+        caller: &Caller,
+        least_tokens: u64,
+    ) -> Result<Self> {
         check_model(fields, app)?;
         fields.skip(&HARMLESS);
         fields.refuse(&UNSUPPORTED)?;
@@ -118,7 +123,7 @@ impl Parameters {
         fields.only("modalities", &[json!(["text"])])?;
         let mut request = Request::new(Prompt::Tokens(Vec::new()));
         request.sampling = sampling(fields, app)?;
-        request.max_tokens = max_tokens(fields, app)?;
+        request.max_tokens = max_tokens(fields, app, least_tokens)?;
         request.min_tokens = fields.integer("min_tokens", TOKENS)?.unwrap_or(0) as u32;
         request.stop = stop(fields)?;
         request.stop_tokens = fields.tokens("stop_token_ids")?.unwrap_or_default();
@@ -262,8 +267,8 @@ fn bias(fields: &mut Fields, vocabulary_size: u32) -> Result<Vec<(Token, f32)>> 
 }
 
 /// The most tokens of a choice: what is asked for, or what the server allows if that is less.
-fn max_tokens(fields: &mut Fields, app: &App) -> Result<Option<u32>> {
-    let range = || 1..=u64::from(u32::MAX);
+fn max_tokens(fields: &mut Fields, app: &App, least: u64) -> Result<Option<u32>> {
+    let range = || least..=u64::from(u32::MAX);
     let older = fields.integer("max_tokens", range())?;
     let asked = fields.integer("max_completion_tokens", range())?.or(older);
     let asked = asked.map(|count| count as u32);

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use worker_cuda::Token;
 use worker_cuda::generate::FinishReason;
-use worker_cuda::generate::service::{Stop, TokenEvent, Usage};
+use worker_cuda::generate::service::{PromptLogprob, Stop, TokenEvent, Usage};
+use worker_cuda::text::Detokenizer;
 
 use super::app::{App, unix_seconds};
+use super::completions::ECHO;
 use super::error::ApiError;
 use super::generation::Part;
 use super::parameters::Parameters;
@@ -34,6 +36,8 @@ pub struct Reply {
     prompt: Vec<Token>,
     /// Text in front of the answer of a text completion.
     echo: String,
+    /// What `logprobs` has of the prompt.
+    prompt_columns: Columns,
     /// Characters of each choice so far: where the next token begins.
     offsets: Vec<usize>,
     /// Calls of each choice so far.
@@ -56,6 +60,7 @@ impl Reply {
             include_usage: parameters.include_usage,
             prompt: Vec::new(),
             echo: String::new(),
+            prompt_columns: Columns::default(),
             offsets: vec![0; parameters.request.choices as usize],
             call_counts: vec![0; parameters.request.choices as usize],
         }
@@ -133,11 +138,13 @@ impl Reply {
         list.collect()
     }
 
-    /// What is the same in whole choices and in chunks.
-    fn choice(&mut self, index: usize, part: &Part) -> Value {
+    /// What is the same in whole choices and in chunks. `before` is that of the prompt in a whole text completion.
+    fn choice(&mut self, index: usize, part: &Part, before: Columns) -> Value {
+        let logprobs = self.logprobs;
+        let logprobs = logprobs.map(|top| self.logprobs(index, &part.tokens, top, before));
         let mut choice = json!({
             "index": index,
-            "logprobs": self.logprobs.map(|top| self.logprobs(index, &part.tokens, top)),
+            "logprobs": logprobs,
             "finish_reason": part.end.as_ref().map(|(reason, _)| finish_reason(*reason, part.has_called)),
         });
         if let Some((_, Some(stop))) = &part.end {
@@ -177,10 +184,21 @@ impl Reply {
                     "index": index, "delta": delta, "logprobs": null, "finish_reason": null,
                 }))
             }
-            Api::Text if self.echo.is_empty() && !self.return_token_ids => return None,
-            Api::Text => self.chunk(json!({
-                "index": index, "text": self.echo, "logprobs": null, "finish_reason": null,
-            })),
+            Api::Text
+                if self.echo.is_empty()
+                    && !self.return_token_ids
+                    && self.prompt_columns.texts.is_empty() =>
+            {
+                return None;
+            }
+            Api::Text => {
+                let columns = &self.prompt_columns;
+                let logprobs = self.logprobs.filter(|_| !columns.texts.is_empty());
+                let logprobs = logprobs.map(|top| columns.to_json(top));
+                self.chunk(json!({
+                    "index": index, "text": self.echo, "logprobs": logprobs, "finish_reason": null,
+                }))
+            }
         };
         if self.return_token_ids {
             match self.api {
@@ -193,7 +211,7 @@ impl Reply {
 
     /// A chunk with new text, and with the reason if the choice has ended.
     fn new_part(&mut self, index: usize, part: &Part) -> Value {
-        let mut choice = self.choice(index, part);
+        let mut choice = self.choice(index, part, Columns::default());
         match self.api {
             Api::Chat if part.is_empty() => choice["delta"] = json!({}),
             Api::Chat => choice["delta"] = self.delta(index, part),
@@ -211,14 +229,20 @@ impl Reply {
         })
     }
 
-    fn logprobs(&mut self, index: usize, tokens: &[TokenEvent], top: u32) -> Value {
+    fn logprobs(
+        &mut self,
+        index: usize,
+        tokens: &[TokenEvent],
+        top: u32,
+        before: Columns,
+    ) -> Value {
         match self.api {
             Api::Chat => {
                 let content: Vec<Value> =
                     tokens.iter().map(|token| self.chat_token(token)).collect();
                 json!({ "content": content, "refusal": null })
             }
-            Api::Text => self.text_logprobs(index, tokens, top),
+            Api::Text => self.columns(index, tokens, before).to_json(top),
         }
     }
 
@@ -241,31 +265,58 @@ impl Reply {
         value
     }
 
-    fn text_logprobs(&mut self, index: usize, tokens: &[TokenEvent], top: u32) -> Value {
-        let text = |id| String::from_utf8_lossy(&self.bytes(id)).into_owned();
-        let mut offset = self.offsets[index];
-        let (mut texts, mut logprobs) = (Vec::new(), Vec::new());
-        let (mut tops, mut offsets) = (Vec::new(), Vec::new());
+    /// What `logprobs` has of tokens of a choice, after `columns`.
+    fn columns(&mut self, index: usize, tokens: &[TokenEvent], mut columns: Columns) -> Columns {
         for token in tokens {
-            let own = text(token.token);
-            offsets.push(offset);
-            offset += own.chars().count();
-            texts.push(own);
-            logprobs.push(finite(token.logprob));
-            let list = token.top.iter();
-            tops.push(
-                list.map(|(id, logprob)| (text(*id), finite(*logprob).into()))
-                    .collect(),
-            );
+            let own = self.text(token.token);
+            columns.offsets.push(self.offsets[index]);
+            self.offsets[index] += own.chars().count();
+            columns.texts.push(own);
+            columns.logprobs.push(Some(finite(token.logprob)));
+            columns.tops.push(Some(self.alternatives(&token.top)));
         }
-        self.offsets[index] = offset;
-        let tops: Vec<Map<String, Value>> = tops;
-        json!({
-            "tokens": texts,
-            "token_logprobs": logprobs,
-            "top_logprobs": (top > 0).then_some(tops),
-            "text_offset": offsets,
-        })
+        columns
+    }
+
+    /// The same of the prompt, whose first token has no probability. Offsets are those in the text that is repeated.
+    fn columns_of_prompt(&self, scores: &[PromptLogprob]) -> Columns {
+        let tokenizer = self.app.service.tokenizer();
+        let mut detokenizer =
+            tokenizer.map(|tokenizer| Detokenizer::new(Arc::clone(tokenizer), ECHO));
+        let (mut text, mut offset) = (String::new(), 0);
+        let mut columns = Columns::default();
+        for (at, &token) in self.prompt.iter().enumerate() {
+            columns.offsets.push(offset);
+            if let Some(detokenizer) = &mut detokenizer {
+                text.clear();
+                // A prompt has only tokens of the vocabulary.
+                let _ = detokenizer.push(token, &mut text);
+                offset += text.chars().count();
+            }
+            columns.texts.push(self.text(token));
+            let score = at.checked_sub(1).and_then(|before| scores.get(before));
+            columns
+                .logprobs
+                .push(score.map(|score| finite(score.logprob)));
+            columns
+                .tops
+                .push(score.map(|score| self.alternatives(&score.top)));
+        }
+        columns
+    }
+
+    /// Of tokens with the same text, which are parts of characters, the most probable one.
+    fn alternatives(&self, top: &[(Token, f32)]) -> Map<String, Value> {
+        let mut entries = Map::new();
+        for &(id, logprob) in top {
+            let entry = entries.entry(self.text(id));
+            entry.or_insert_with(|| finite(logprob).into());
+        }
+        entries
+    }
+
+    fn text(&self, id: Token) -> String {
+        String::from_utf8_lossy(&self.bytes(id)).into_owned()
     }
 
     /// The bytes of a token; its number where there is no tokenizer.
@@ -280,7 +331,7 @@ impl Reply {
 impl Wire for Reply {
     fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value {
         let choices = parts.iter().enumerate().map(|(index, part)| {
-            let mut choice = self.choice(index, part);
+            let mut choice = self.choice(index, part, self.prompt_columns.clone());
             match self.api {
                 Api::Chat => {
                     choice["message"] = self.message(index, part);
@@ -305,6 +356,10 @@ impl Wire for Reply {
         whole
     }
 
+    fn set_prompt_logprobs(&mut self, scores: Vec<PromptLogprob>) {
+        self.prompt_columns = self.columns_of_prompt(&scores);
+    }
+
     fn open(&mut self, index: usize, out: &mut Vec<u8>) {
         if let Some(chunk) = self.opening(index) {
             write(&chunk, out);
@@ -325,6 +380,26 @@ impl Wire for Reply {
 
     fn error(&mut self, error: &ApiError, out: &mut Vec<u8>) {
         write(&error.to_json(), out);
+    }
+}
+
+/// `logprobs` of a text completion.
+#[derive(Clone, Default)]
+struct Columns {
+    texts: Vec<String>,
+    logprobs: Vec<Option<f32>>,
+    tops: Vec<Option<Map<String, Value>>>,
+    offsets: Vec<usize>,
+}
+
+impl Columns {
+    fn to_json(&self, top: u32) -> Value {
+        json!({
+            "tokens": self.texts,
+            "token_logprobs": self.logprobs,
+            "top_logprobs": (top > 0).then_some(&self.tops),
+            "text_offset": self.offsets,
+        })
     }
 }
 

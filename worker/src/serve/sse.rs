@@ -13,7 +13,7 @@ use axum::response::Response;
 use http_body::Frame;
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep};
-use worker_cuda::generate::service::Usage;
+use worker_cuda::generate::service::{PromptLogprob, Usage};
 
 use super::app::App;
 use super::error::ApiError;
@@ -26,6 +26,8 @@ const FRAME_EVENTS: usize = 64;
 pub trait Wire: Send {
     /// All of it, of all choices.
     fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value;
+    /// Log probabilities of the prompt, before anything else.
+    fn set_prompt_logprobs(&mut self, _: Vec<PromptLogprob>) {}
     /// As a stream: the first event of a choice.
     fn open(&mut self, index: usize, out: &mut Vec<u8>);
     /// What has come of a choice, and its end.
@@ -97,6 +99,12 @@ impl EventStream {
     }
 
     fn write_parts(&mut self, out: &mut Vec<u8>) {
+        if self.parts.waits_for_prompt {
+            return;
+        }
+        if let Some(scores) = self.parts.prompt_logprobs.take() {
+            self.reply.set_prompt_logprobs(scores);
+        }
         for index in 0..self.opened.len() {
             let part = std::mem::take(&mut self.parts.choices[index]);
             let comes = part.started || !part.is_empty() || part.end.is_some();

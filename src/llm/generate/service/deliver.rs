@@ -112,6 +112,7 @@ impl TextThread {
                 answer.usage.accepted_draft_tokens += u32::from(offset > 0);
                 delivery.token(answer, token, logprob, top);
             }
+            ItemKind::PromptLogprobs(scores) => delivery.push(Event::PromptLogprobs(scores)),
             ItemKind::Embedding(values) => delivery.push(Event::Embedding(values)),
             ItemKind::Ended(Ok(reason)) => delivery.end(answer, reason),
             ItemKind::Ended(Err(error)) => delivery.fail(answer, error),

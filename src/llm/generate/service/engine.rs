@@ -1,5 +1,6 @@
 //! What a service needs of an engine.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::core::error::{Error, ErrorKind, Result};
@@ -37,6 +38,8 @@ pub struct EngineLimits {
     pub embedding_length: u32,
     /// Stands for the model in the keys of pages.
     pub model_digest: [u8; 32],
+    /// Whether rows return log probabilities of their own tokens.
+    pub token_logprobs: bool,
 }
 
 impl EngineLimits {
@@ -57,6 +60,7 @@ impl EngineLimits {
             restore_page: Duration::ZERO,
             embedding_length: 0,
             model_digest: [0; 32],
+            token_logprobs: false,
         }
     }
 }
@@ -102,6 +106,18 @@ pub trait RowSource {
 
     /// The hidden state that a row returns, if any.
     fn hidden_state(&self, row: &Row) -> Option<HiddenState>;
+
+    /// The log probabilities of own tokens that a row returns, if any.
+    fn scored(&self, row: &Row) -> Option<ScoredRow>;
+}
+
+/// Of which of its own tokens a row returns the log probabilities: of all but the first, and of one more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoredRow {
+    /// Alternatives to each of them.
+    pub top: u32,
+    /// The token that will follow the row, if it is wanted too.
+    pub next: Option<Token>,
 }
 
 /// What a row samples.
@@ -143,6 +159,20 @@ pub struct StepResults {
     pub(super) hidden_rows: Vec<(RequestId, u32)>,
     /// (hidden states, embedding length)
     pub(super) hidden_states: Vec<f32>,
+    pub(super) scored_rows: Vec<ScoresOfRow>,
+    /// Log probabilities of all these rows, with the end of the alternatives of each.
+    pub(super) scores: Vec<(f32, usize)>,
+    pub(super) score_top: Vec<(Token, f32)>,
+}
+
+/// Log probabilities of the tokens after the first of a row.
+#[derive(Debug)]
+pub(super) struct ScoresOfRow {
+    pub request: RequestId,
+    /// Of the row.
+    pub first_position: u32,
+    /// First and last in the list of all rows.
+    scores: Range<usize>,
 }
 
 impl StepResults {
@@ -172,6 +202,34 @@ impl StepResults {
         self.hidden_states.extend_from_slice(state);
     }
 
+    /// Begins the [log probabilities of own tokens](RowSource::scored) of a row of this request that began at this
+    /// position.
+    pub fn begin_scores(&mut self, request: RequestId, first_position: u32) {
+        self.scored_rows.push(ScoresOfRow {
+            request,
+            first_position,
+            scores: self.scores.len()..self.scores.len(),
+        });
+    }
+
+    /// Adds the next one, with its alternatives.
+    pub fn push_score(&mut self, logprob: f32, top: impl IntoIterator<Item = (Token, f32)>) {
+        self.score_top.extend(top);
+        self.scores.push((logprob, self.score_top.len()));
+        if let Some(row) = self.scored_rows.last_mut() {
+            row.scores.end = self.scores.len();
+        }
+    }
+
+    /// Log probabilities and alternatives of a row that has them.
+    pub(super) fn scores(&self, row: usize) -> impl Iterator<Item = (f32, &[(Token, f32)])> {
+        self.scored_rows[row].scores.clone().map(|at| {
+            let start = at.checked_sub(1).map_or(0, |before| self.scores[before].1);
+            let (logprob, end) = self.scores[at];
+            (logprob, &self.score_top[start..end])
+        })
+    }
+
     /// The outcomes.
     pub fn outcomes(&self) -> &[RowOutcome] {
         &self.outcomes
@@ -186,6 +244,9 @@ impl StepResults {
         self.top_ends.clear();
         self.hidden_rows.clear();
         self.hidden_states.clear();
+        self.scored_rows.clear();
+        self.scores.clear();
+        self.score_top.clear();
     }
 
     /// Log probability of token number `offset` of a row, and its alternatives.

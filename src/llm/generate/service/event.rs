@@ -25,6 +25,9 @@ pub enum Event {
     },
     /// A token was sampled. The token that ends the text is not reported.
     Token(TokenEvent),
+    /// The [log probabilities of the prompt's tokens](super::Request::prompt_logprobs) but the first, before the first
+    /// token of choice 0.
+    PromptLogprobs(Vec<PromptLogprob>),
     /// The pooled hidden state of the prompt, (embedding length). Its norm is not 1.
     Embedding(Vec<f32>),
     /// A choice ended.
@@ -68,6 +71,19 @@ pub struct TokenEvent {
     /// The text that is certain after this token: whole characters, no part of a stop string. It may be
     /// empty, and it may begin with text of the tokens before.
     pub text: String,
+}
+
+/// A token of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct PromptLogprob {
+    /// Its id.
+    pub token: Token,
+    /// Natural logarithm of its probability after the tokens before it: the model's, without bias, penalties and
+    /// temperature.
+    pub logprob: f32,
+    /// The most probable tokens in its place, as many as were asked for.
+    pub top: Vec<(Token, f32)>,
 }
 
 /// What of the request's own ends was found.

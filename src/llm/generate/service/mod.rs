@@ -19,8 +19,8 @@ use std::time::Duration;
 pub use self::clock::Clock;
 pub use self::constraint::{Constrained, Constraint, ConstraintState, Next, Reasoning, Stopper};
 pub use self::drafter::Drafting;
-pub use self::engine::{EngineLimits, RowSource, SampledRow, StepEngine, StepResults};
-pub use self::event::{Error, Event, Stop, TokenEvent, Usage};
+pub use self::engine::{EngineLimits, RowSource, SampledRow, ScoredRow, StepEngine, StepResults};
+pub use self::event::{Error, Event, PromptLogprob, Stop, TokenEvent, Usage};
 pub use self::model_engine::ModelEngine;
 pub use self::request::{MAX_CHOICES, MAX_STOPS, Pooling, Request};
 pub use self::scripted::{ScriptControl, ScriptedEngine};
@@ -33,6 +33,7 @@ use self::deliver::TextThread;
 use self::drafter::Drafter;
 use self::masks::{Guide, Input, TimeLeft};
 use self::pooled::Pooled;
+use self::scored::Scored;
 use self::state::{Choice, Core, Shared};
 use self::stream::Job;
 use crate::core::cancel::CancelFlag;
@@ -57,6 +58,7 @@ mod pooled;
 mod request;
 mod run;
 mod saved;
+mod scored;
 mod scripted;
 mod state;
 mod stats;
@@ -417,8 +419,8 @@ impl Owner {
         submitted.tenant = request.tenant;
         submitted.priority = request.priority;
         submitted.salt = request.salt;
-        // The hidden states of cached positions are not known.
-        submitted.use_cache = request.pooling.is_none();
+        // Neither hidden states nor logits of cached positions are known.
+        submitted.use_cache = request.pooling.is_none() && request.prompt_logprobs.is_none();
         let guide = request.constraint.as_ref().map(|constrained| {
             let (ends, tokenizer) = (&self.end_tokens, self.tokenizer.as_ref());
             let time_left = Arc::<TimeLeft>::default();
@@ -452,6 +454,10 @@ impl Owner {
                 pooled: request
                     .pooling
                     .map(|pooling| Pooled::new(pooling, prompt_tokens)),
+                scored: request
+                    .prompt_logprobs
+                    .filter(|_| number == 0)
+                    .map(|top| Scored::new(&tokens, top)),
                 fails_with: None,
             };
             let is_bound = choice.guide.as_ref().is_some_and(Guide::begins_bound);

@@ -41,11 +41,13 @@ struct InFlight {
     ticket: Ticket,
     /// Index, request and first position of the rows that return a hidden state.
     hidden_rows: Vec<(usize, RequestId, u32)>,
+    /// The same of rows that return log probabilities of own tokens.
+    scored_rows: Vec<(usize, RequestId, u32)>,
 }
 
 impl ModelEngine {
     /// Limits for serving a loaded model: 256 sequences and 2,048 tokens a step (CPU: 64 and 256), 20
-    /// alternatives of a token, hidden states, and a KV cache of 90 % of the free memory (CPU: 2 GiB), or
+    /// alternatives of a token, hidden states, log probabilities of prompts, and a KV cache of 90 % of the free memory (CPU: 2 GiB), or
     /// of less if all sequences together cannot use that much.
     pub fn serving_options(model: &Model) -> Result<EngineOptions> {
         Self::serving_options_with(model, KvType::default())
@@ -60,7 +62,8 @@ impl ModelEngine {
             .max_batch_tokens(step_tokens)
             .kv_type(kv_type)
             .max_top_logprobs(20)
-            .hidden_states(true);
+            .hidden_states(true)
+            .token_logprobs(true);
         let plan = model.plan_engine(&options.clone().kv_tokens(u64::from(PAGE_TOKENS)))?;
         let free = plan.available_bytes.saturating_sub(plan.total_bytes) / 10 * 9;
         let kv_bytes = if is_host {
@@ -98,6 +101,7 @@ impl ModelEngine {
                 true => model.info().embedding_length,
                 false => 0,
             },
+            token_logprobs: info.token_logprobs,
             ..EngineLimits::new(page_count, model.info().vocabulary_size)
         };
         Ok(Self {
@@ -194,7 +198,7 @@ impl StepEngine for ModelEngine {
             return Ok(());
         }
         let mut step = Step::new();
-        let mut hidden_rows = Vec::new();
+        let (mut hidden_rows, mut scored_rows) = (Vec::new(), Vec::new());
         for (index, row) in plan.rows().iter().enumerate() {
             let sequence = self.sequences[row.sequence as usize].as_ref();
             let sequence = sequence.ok_or_else(no_sequence)?;
@@ -214,12 +218,17 @@ impl StepEngine for ModelEngine {
                 appended = appended.hidden_state(of);
                 hidden_rows.push((index, row.request, row.first_position));
             }
+            if let Some(scored) = rows.scored(row) {
+                appended = appended.token_logprobs(scored.top, scored.next);
+                scored_rows.push((index, row.request, row.first_position));
+            }
             step.push(appended);
         }
         let ticket = engine.submit(&step)?;
         self.in_flight.push_back(InFlight {
             ticket,
             hidden_rows,
+            scored_rows,
         });
         Ok(())
     }
@@ -270,6 +279,14 @@ impl StepEngine for ModelEngine {
             if row.status == RowStatus::Ok {
                 let state = self.output.hidden_state(row);
                 results.push_hidden_state(request, first_position, state);
+            }
+        }
+        for (index, request, first_position) in step.scored_rows {
+            let row = &self.output.rows()[index];
+            let logprobs = self.output.token_logprobs(row);
+            results.begin_scores(request, first_position);
+            for (at, &logprob) in logprobs.iter().enumerate() {
+                results.push_score(logprob, self.output.token_top(row, at));
             }
         }
         Ok(())

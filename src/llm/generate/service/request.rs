@@ -71,6 +71,9 @@ pub struct Request {
     /// A text that the answer is expected to repeat, as a whole or in parts: if the service
     /// [drafts](super::Options::drafting), such an answer takes less time. Needs a tokenizer.
     pub prediction: String,
+    /// Reports the [log probabilities of the prompt's tokens](super::Event::PromptLogprobs), each with so many
+    /// alternatives. Such a request uses no cached pages.
+    pub prompt_logprobs: Option<u32>,
     /// A rule that the answer follows.
     pub constraint: Option<Constrained>,
     /// Answers to generate, 1 to [`MAX_CHOICES`]. The choices share the pages of the prompt where the
@@ -130,6 +133,7 @@ impl From<generate::Request> for Request {
             ignore_end: request.ignore_end,
             pooling: None,
             prediction: String::new(),
+            prompt_logprobs: None,
             constraint: None,
             choices: 1,
             show_special: false,
@@ -169,6 +173,17 @@ impl Request {
             if self.max_tokens != Some(0) || self.choices != 1 {
                 let message = "an embedding is one choice of 0 tokens";
                 return invalid("pooling", message.into());
+            }
+        }
+        if let Some(top) = self.prompt_logprobs {
+            if !limits.token_logprobs {
+                let message = "the engine returns no log probabilities of prompts";
+                return invalid("prompt_logprobs", message.into());
+            }
+            if top > limits.max_top_logprobs {
+                let most = limits.max_top_logprobs;
+                let message = format!("{top} alternatives, at most {most}");
+                return invalid("prompt_logprobs", message);
             }
         }
         if let Some(token) = self.stop_tokens.iter().find(|&&token| token >= vocabulary) {

@@ -251,6 +251,7 @@ fn apply(
 ) -> Result<()> {
     core.stats.last_progress = now;
     core.take_hidden_states(results);
+    core.take_scores(results);
     let outcome = match &waited {
         Ok(()) => StepOutcome::Done(results.outcomes()),
         Err(_) => StepOutcome::Failed,

@@ -13,7 +13,8 @@ use crate::scheduler::{Plan, RequestId, RowOutcome};
 type Script = dyn FnMut(&[Token], u64) -> Vec<Token> + Send;
 
 /// Answers each prompt with fixed tokens, and verifies drafts. It computes nothing, so that it needs no device; pages and
-/// limits are those that are stated. Value i of the hidden state of a token is its id plus i.
+/// limits are those that are stated. Value i of the hidden state of a token is its id plus i. The log probability of a
+/// token of a prompt is minus its position, and its alternatives are the ids from 0 on, each 0.5 less than the one before.
 ///
 /// ```
 /// use worker_cuda::generate::service::{
@@ -63,6 +64,8 @@ struct ScriptedRow {
     is_held: bool,
     /// Request, first position and state.
     hidden: Option<(RequestId, u32, Vec<f32>)>,
+    /// Request and first position, tokens that are scored, and alternatives to each.
+    scored: Option<(RequestId, u32, u32, u32)>,
 }
 
 /// Holds, continues and breaks a [`ScriptedEngine`] that a service owns. Clones share one engine. An
@@ -248,6 +251,10 @@ impl StepEngine for ScriptedEngine {
                 let state = hidden_state(of, tokens, self.limits.embedding_length);
                 (row.request, row.first_position, state)
             });
+            let scored = rows.scored(row).map(|scored| {
+                let count = row.token_count - 1 + u32::from(scored.next.is_some());
+                (row.request, row.first_position, count, scored.top)
+            });
             step.push(ScriptedRow {
                 token,
                 held,
@@ -255,6 +262,7 @@ impl StepEngine for ScriptedEngine {
                 late: row.is_late.then_some((row.sequence, row.first_position)),
                 is_held: false,
                 hidden,
+                scored,
             });
         }
         if !step.is_empty() {
@@ -296,6 +304,13 @@ impl StepEngine for ScriptedEngine {
             }
             if let Some((request, first_position, state)) = row.hidden {
                 results.push_hidden_state(request, first_position, &state);
+            }
+            if let Some((request, first_position, count, top)) = row.scored {
+                results.begin_scores(request, first_position);
+                for position in (first_position + 1..).take(count as usize) {
+                    let alternatives = (0..top).map(|token| (token, -0.5 * token as f32));
+                    results.push_score(-(position as f32), alternatives);
+                }
             }
         }
         Ok(())

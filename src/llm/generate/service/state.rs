@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use super::clock::{Clock, Wake};
 use super::drafter::Drafter;
-use super::engine::{EngineLimits, RowSource, SampledRow, StepResults};
-use super::event::Error;
+use super::engine::{EngineLimits, RowSource, SampledRow, ScoredRow, StepResults};
+use super::event::{Error, PromptLogprob};
 use super::masks::{Guide, Masks, Pending, Turn};
 use super::pooled::Pooled;
+use super::scored::Scored;
 use super::stats::{State, Stats};
 use super::stream::Job;
 use crate::core::error::Error as EngineError;
@@ -77,6 +78,8 @@ pub(super) struct Choice {
     pub drafter: Option<Drafter>,
     /// If its embedding is wanted.
     pub pooled: Option<Pooled>,
+    /// If the log probabilities of its prompt are wanted.
+    pub scored: Option<Scored>,
     /// Replaces the reason of the scheduler when the choice ends.
     pub fails_with: Option<Error>,
 }
@@ -107,6 +110,7 @@ pub(super) enum ItemKind {
         offset: u32,
         drafts: u32,
     },
+    PromptLogprobs(Vec<PromptLogprob>),
     Embedding(Vec<f32>),
     Ended(Result<EndReason, Error>),
 }
@@ -116,6 +120,7 @@ pub(super) enum ItemKind {
 pub(super) struct SampledRows {
     sampled: HashMap<RequestId, Sampled>,
     hidden: HashMap<RequestId, HiddenState>,
+    scored: HashMap<RequestId, ScoredRow>,
     /// Rows that sample, of requests that follow rules, with the number of each in the plan.
     pub guided: Vec<(usize, RequestId)>,
 }
@@ -131,11 +136,15 @@ impl SampledRows {
     pub fn fill(&mut self, rows: &[Row], requests: &Requests) {
         self.sampled.clear();
         self.hidden.clear();
+        self.scored.clear();
         self.guided.clear();
         for (number, row) in rows.iter().enumerate() {
             let choice = &requests.0[&row.request];
             if let Some(of) = choice.pooled.as_ref().and_then(|pooled| pooled.wanted(row)) {
                 self.hidden.insert(row.request, of);
+            }
+            if let Some(of) = choice.scored.as_ref().and_then(|scored| scored.wanted(row)) {
+                self.scored.insert(row.request, of);
             }
             if !row.samples {
                 continue;
@@ -167,6 +176,10 @@ impl RowSource for SampledRows {
 
     fn hidden_state(&self, row: &Row) -> Option<HiddenState> {
         self.hidden.get(&row.request).copied()
+    }
+
+    fn scored(&self, row: &Row) -> Option<ScoredRow> {
+        self.scored.get(&row.request).copied()
     }
 }
 
@@ -298,6 +311,16 @@ impl Core {
         }
     }
 
+    /// The same for log probabilities of prompts.
+    pub fn take_scores(&mut self, results: &StepResults) {
+        for (index, row) in results.scored_rows.iter().enumerate() {
+            let choice = self.requests.0.get_mut(&row.request);
+            if let Some(scored) = choice.and_then(|choice| choice.scored.as_mut()) {
+                scored.take(results, index);
+            }
+        }
+    }
+
     /// Sends what the scheduler has reported, with the outputs of the step that ended.
     pub fn flush(
         &mut self,
@@ -313,6 +336,17 @@ impl Core {
             let Some(choice) = self.requests.0.get_mut(&event.request) else {
                 continue;
             };
+            // The step that ends the prompt also samples, or ends the request.
+            if !matches!(event.kind, EventKind::Started { .. })
+                && let Some(scores) = choice.scored.as_mut().and_then(Scored::finish)
+            {
+                items.push(Item {
+                    job: choice.job.clone(),
+                    choice: choice.number,
+                    time: now,
+                    kind: ItemKind::PromptLogprobs(scores),
+                });
+            }
             let kind = match event.kind {
                 EventKind::Started { cached_tokens } => {
                     let since = self.last_start.map(|last| now.saturating_sub(last));
