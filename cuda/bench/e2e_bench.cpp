@@ -14,8 +14,8 @@
 // prefill; it answers with the seconds.
 //
 // WORK: load, decode, streams, prefill, first, host, mixed (prompts arrive while sequences decode),
-// shared (sequences with a common prefix), profile (the nodes of a step of each number of streams,
-// summed over the layers). Works on files (load from a file, first) need --folder, a place with
+// shared (sequences with a common prefix), profile (the nodes of a step of each number of streams
+// and of each prompt, summed over the layers). Works on files (load from a file, first) need --folder, a place with
 // room for the model; the file is removed. A model's own options come before those of the command
 // line. Without a list: 8B on CUDA, SmolLM2's shape on the host. Limits are those of the step's
 // plan.
@@ -247,7 +247,7 @@ class ModelBench {
       for (const uint32_t depth : options_.depths) need(1, depth + options_.tokens + 64);
     if (spec_.has("streams") || spec_.has("profile"))
       for (const uint32_t count : options_.streams) need(count, kStreamPrompt + kStreamTokens + 64);
-    if (spec_.has("prefill"))
+    if (spec_.has("prefill") || spec_.has("profile"))
       for (const uint32_t prompt : options_.prompts) need(1, prompt + 64);
     if (spec_.has("host")) need(host_rows(), kStreamPrompt + kHostSteps + 64);
     if (spec_.has("mixed")) need(kMixedStreams + kMixedPrompts, kMixedPrompt + 64);
@@ -485,6 +485,12 @@ class ModelBench {
       WCUDA_TRY(session_->prefill(kStreamPrompt));
       WCUDA_TRY(note_profile(std::to_string(count) + " streams"));
     }
+    for (const uint32_t prompt : options_.prompts) {
+      if (prompt > engine_.max_batch_tokens) continue;  // not one step
+      std::vector<wcuda_step_node> nodes;
+      WCUDA_TRY(session_->profile_prompt(prompt, &nodes));
+      note_nodes("a prompt of " + std::to_string(prompt), nodes);
+    }
     return {};
   }
 
@@ -492,6 +498,11 @@ class ModelBench {
   Status note_profile(const std::string& step) {
     std::vector<wcuda_step_node> nodes;
     WCUDA_TRY(session_->profile(&nodes));
+    note_nodes(step, nodes);
+    return {};
+  }
+
+  void note_nodes(const std::string& step, const std::vector<wcuda_step_node>& nodes) {
     report_.note(name_ + "profile of a step of " + step);
     std::vector<wcuda_step_node> sums;  // of the layers
     std::vector<uint32_t> counts;
@@ -518,7 +529,6 @@ class ModelBench {
                     static_cast<double>(sums[i].bytes) / std::max(sums[i].measured_ns, 1.0));
       report_.note(text);
     }
-    return {};
   }
 
   const Device& device_;

@@ -257,12 +257,26 @@ Status Session::measure_host(uint32_t steps, std::vector<double>* seconds) {
 }
 
 Status Session::profile(std::vector<wcuda_step_node>* nodes) {
+  return profile(nodes, [&] { return submit(feed_rows()); });
+}
+
+Status Session::profile_prompt(uint32_t count, std::vector<wcuda_step_node>* nodes) {
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = random_token();
+  return profile(nodes, [&]() -> Status {
+    WCUDA_TRY(begin(1));
+    return submit({make_row(sequences_[0].get(), tokens.data(), count, WCUDA_ROW_SAMPLE)});
+  });
+}
+
+Status Session::profile(std::vector<wcuda_step_node>* nodes,
+                        const std::function<Status()>& submit_step) {
   constexpr uint32_t kSteps = 5;
   wcuda_error error{};
   WCUDA_TRY(to_status(wcuda_engine_profile_set(engine_.get(), 1, &error), error));
   std::vector<std::vector<double>> times;
   for (uint32_t step = 0; step < kSteps; ++step) {
-    WCUDA_TRY(submit(feed_rows()));
+    WCUDA_TRY(submit_step());
     WCUDA_TRY(wait_all(nullptr));
     uint64_t count = 0;
     WCUDA_TRY(to_status(

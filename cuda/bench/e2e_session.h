@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -84,11 +85,14 @@ class Session {
   Status measure_host(uint32_t steps, std::vector<double>* seconds);
   // The nodes of one such step, kernel by kernel: medians of a few.
   Status profile(std::vector<wcuda_step_node>* nodes);
+  // The nodes of the step of a prompt of `count` tokens.
+  Status profile_prompt(uint32_t count, std::vector<wcuda_step_node>* nodes);
 
  private:
   static constexpr size_t kDepth = 2;  // steps in flight
 
   Session() = default;
+  Status profile(std::vector<wcuda_step_node>* nodes, const std::function<Status()>& submit_step);
   Status submit(const std::vector<wcuda_row>& rows);
   Status wait_oldest(std::vector<int32_t>* tokens);
   Status wait_all(std::vector<int32_t>* tokens);

@@ -1,17 +1,19 @@
-// Linear layers above 8 tokens on a device: the products of an 8B model's layers, Q4_K_M as usual
-// (Q4_K, and Q6_K for the output and in half of the layers for values and down), each product of
-// all layers in one CUDA graph with dependent launches. Random bytes for weights; results are
-// checked by the tests of GpuLinear.
+// Linear layers above 8 tokens on a device: the products of a model's layers, each product of all
+// layers in one CUDA graph with dependent launches. Random bytes for weights; results are checked
+// by the tests of GpuLinear.
 //
-//   gemm_bench [-b max] [--batch-invariant] [tokens …]
+//   gemm_bench [-m 8b|1b|135m] [-b max] [--batch-invariant] [tokens …]
 //
-// -b: tokens up to which linear_batch computes a layer.
+// -m: shapes of 8B and 1B in Q4_K_M as usual (Q4_K, and Q6_K for the output and in half of the
+// layers for values and down), or of SmolLM2-135M in Q4_1. -b: tokens up to which linear_batch
+// computes a layer.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -27,9 +29,18 @@ using kernels::Epilogue;
 using kernels::LinearArgs;
 using kernels::Matrix;
 
-constexpr uint32_t kLayers = 32, kDim = 4096, kKvDim = 1024, kFeedForward = 14336;
-constexpr uint32_t kVocabulary = 128256;
 using namespace tensor_type;
+
+struct Shape {
+  const char* name;
+  uint32_t layers, dim, kv_dim, feed_forward, vocabulary, head_length;
+  uint32_t type, large_type;
+};
+constexpr Shape kShapes[] = {
+    {"8b", 32, 4096, 1024, 14336, 128256, 128, kQ4_K, kQ6_K},
+    {"1b", 16, 2048, 512, 8192, 128256, 64, kQ4_K, kQ6_K},
+    {"135m", 30, 576, 192, 1536, 49152, 64, kQ4_1, kQ4_1},
+};
 
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
@@ -99,6 +110,7 @@ struct Product {
 };
 
 struct Model {
+  const Shape& shape;
   uint8_t* pool = nullptr;
   uint64_t used = 0;
   float *x = nullptr, *out[3] = {}, *norm = nullptr;
@@ -126,18 +138,21 @@ struct Model {
   std::vector<Product> products() {
     Product qkv{"qkv", {}}, o{"o", {}}, gate_up{"gate+up", {}}, down{"down", {}},
         head{"output", {}};
-    for (uint32_t i = 0; i < kLayers; ++i) {
-      const uint32_t type = i % 2 == 0 ? kQ6_K : kQ4_K;
-      const Matrix q = matrix(kQ4_K, kDim, kDim, &qkv), k = matrix(kQ4_K, kKvDim, kDim, &qkv);
-      qkv.layers.push_back(layer({q, k, matrix(type, kKvDim, kDim, &qkv)}, Epilogue::kStore, true));
-      o.layers.push_back(layer({matrix(kQ4_K, kDim, kDim, &o)}, Epilogue::kAdd, false));
-      const Matrix gate = matrix(kQ4_K, kFeedForward, kDim, &gate_up);
-      gate_up.layers.push_back(
-          layer({gate, matrix(kQ4_K, kFeedForward, kDim, &gate_up)}, Epilogue::kSiluGate, true));
-      down.layers.push_back(
-          layer({matrix(type, kDim, kFeedForward, &down)}, Epilogue::kAdd, false));
+    const uint32_t dim = shape.dim, feed_forward = shape.feed_forward;
+    for (uint32_t i = 0; i < shape.layers; ++i) {
+      const uint32_t type = i % 2 == 0 ? shape.large_type : shape.type;
+      const Matrix q = matrix(shape.type, dim, dim, &qkv);
+      const Matrix k = matrix(shape.type, shape.kv_dim, dim, &qkv);
+      const Matrix v = matrix(type, shape.kv_dim, dim, &qkv);
+      qkv.layers.push_back(layer({q, k, v}, Epilogue::kStore, true));
+      o.layers.push_back(layer({matrix(shape.type, dim, dim, &o)}, Epilogue::kAdd, false));
+      const Matrix gate = matrix(shape.type, feed_forward, dim, &gate_up);
+      const Matrix up = matrix(shape.type, feed_forward, dim, &gate_up);
+      gate_up.layers.push_back(layer({gate, up}, Epilogue::kSiluGate, true));
+      down.layers.push_back(layer({matrix(type, dim, feed_forward, &down)}, Epilogue::kAdd, false));
     }
-    head.layers.push_back(layer({matrix(kQ6_K, kVocabulary, kDim, &head)}, Epilogue::kStore, true));
+    head.layers.push_back(
+        layer({matrix(shape.large_type, shape.vocabulary, dim, &head)}, Epilogue::kStore, true));
     return {qkv, o, gate_up, down, head};
   }
 };
@@ -170,7 +185,8 @@ double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
   return best / 1e3;
 }
 
-int run(const std::vector<uint32_t>& token_counts, uint32_t batch_max, bool is_invariant) {
+int run(const Shape& shape, const std::vector<uint32_t>& token_counts, uint32_t batch_max,
+        bool is_invariant) {
   const uint32_t tokens_max = *std::max_element(token_counts.begin(), token_counts.end());
   kernels::Launch launch;
   check(cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
@@ -178,31 +194,31 @@ int run(const std::vector<uint32_t>& token_counts, uint32_t batch_max, bool is_i
   launch.is_dependent = true;
   check(cudaStreamCreate(&launch.stream), "stream");
 
-  Model model;
+  Model model{shape};
   constexpr uint64_t kPoolBytes = 5ull << 30;
   model.pool = allocate<uint8_t>(kPoolBytes);
-  model.x = allocate<float>(uint64_t{tokens_max} * kFeedForward);
-  model.norm = allocate<float>(kDim);
-  model.out[0] = allocate<float>(uint64_t{tokens_max} * kVocabulary);
-  model.out[1] = allocate<float>(uint64_t{tokens_max} * kFeedForward);
-  model.out[2] = allocate<float>(uint64_t{tokens_max} * kFeedForward);
+  model.x = allocate<float>(uint64_t{tokens_max} * shape.feed_forward);
+  model.norm = allocate<float>(shape.dim);
+  model.out[0] = allocate<float>(uint64_t{tokens_max} * shape.vocabulary);
+  model.out[1] = allocate<float>(uint64_t{tokens_max} * shape.feed_forward);
+  model.out[2] = allocate<float>(uint64_t{tokens_max} * shape.feed_forward);
   // No f16 of it is beyond 2.
   fill(reinterpret_cast<uint32_t*>(model.pool), kPoolBytes / 4,
        [](uint64_t i) { return random_word(i) & 0xBFFFBFFFu; });
   const auto unit = [](uint64_t i) { return static_cast<float>(random_word(i)) * 0x1p-32f - 0.5f; };
-  fill(model.x, uint64_t{tokens_max} * kFeedForward, unit);
-  fill(model.norm, kDim, unit);
+  fill(model.x, uint64_t{tokens_max} * shape.feed_forward, unit);
+  fill(model.norm, shape.dim, unit);
   const std::vector<Product> products = model.products();
 
   ops::Limits limits{};
   limits.max_batch_tokens = tokens_max;
   limits.batch_invariant = is_invariant;
-  limits.embedding_length = kDim;
-  limits.feed_forward_length = kFeedForward;
-  limits.head_count = 32;
-  limits.kv_head_count = 8;
-  limits.head_length = 128;
-  limits.vocabulary_size = kVocabulary;
+  limits.embedding_length = shape.dim;
+  limits.feed_forward_length = shape.feed_forward;
+  limits.head_count = shape.dim / shape.head_length;
+  limits.kv_head_count = shape.kv_dim / shape.head_length;
+  limits.head_length = shape.head_length;
+  limits.vocabulary_size = shape.vocabulary;
   auto* const scratch = allocate<uint8_t>(ops::CudaLinear::scratch_bytes(limits, launch));
   ops::CudaLinear linear;
   check(linear.prepare(limits, launch, scratch), "prepare");
@@ -245,15 +261,24 @@ int main(int argument_count, char** arguments) {
   std::vector<uint32_t> tokens;
   uint32_t batch_max = wcuda::ops::kBatchTokensMax;
   bool is_invariant = false;
+  const wcuda::Shape* shape = wcuda::kShapes;
   for (int i = 1; i < argument_count; ++i) {
     const std::string option = arguments[i];
     if (option == "-b" && i + 1 < argument_count)
       batch_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
-    else if (option == "--batch-invariant")
+    else if (option == "-m" && i + 1 < argument_count) {
+      const std::string name = arguments[++i];
+      shape = std::find_if(std::begin(wcuda::kShapes), std::end(wcuda::kShapes),
+                           [&](const wcuda::Shape& other) { return name == other.name; });
+      if (shape == std::end(wcuda::kShapes)) {
+        std::printf("no shape '%s'\n", name.c_str());
+        return 2;
+      }
+    } else if (option == "--batch-invariant")
       is_invariant = true;
     else
       tokens.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
   }
   if (tokens.empty()) tokens = {16, 32, 64, 128, 256, 512, 2048};
-  return wcuda::run(tokens, batch_max, is_invariant);
+  return wcuda::run(*shape, tokens, batch_max, is_invariant);
 }
