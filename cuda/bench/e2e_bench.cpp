@@ -15,10 +15,10 @@
 //
 // WORK: load, decode, streams, prefill, first, host, mixed (prompts arrive while sequences decode),
 // shared (sequences with a common prefix), profile (the nodes of a step of each number of streams
-// and of each prompt, summed over the layers). Works on files (load from a file, first) need --folder, a place with
-// room for the model; the file is removed. A model's own options come before those of the command
-// line. Without a list: 8B on CUDA, SmolLM2's shape on the host. Limits are those of the step's
-// plan.
+// and of each prompt, summed over the layers). Works on files (load from a file, first) need
+// --folder, a place with room for the model; the file is removed. A model's own options come before
+// those of the command line. Without a list: 8B on CUDA, SmolLM2's shape on the host. Limits are
+// those of the step's plan.
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -12,22 +12,15 @@
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/ptx/shared_address.cuh"
+#include "kernels/shared/rounding.h"
 
 namespace wcuda::kernels {
 namespace {
 
-constexpr uint32_t kInputThreads = 256;
-constexpr uint32_t kPieces = 2;  // of 8 inputs, per thread
-constexpr uint32_t kBlockInputs = kInputThreads * 8 * kPieces;
+constexpr uint32_t kInputThreads = 256;  // at most
+constexpr uint32_t kPieces = 2;          // of 8 inputs, per thread
+constexpr uint32_t kThreadInputs = 8 * kPieces;
 constexpr uint32_t kInputClusterMax = 8;
-constexpr int32_t kTopExponent = 14;
-
-// Returns s for the largest magnitude `max`; 0 if `max` is 0 or not finite.
-__device__ inline int32_t scale_exponent(float max) {
-  const auto exponent = static_cast<int32_t>(float_bits(max) >> 23 & 255);
-  if (max == 0.0f || exponent == 255) return 0;
-  return min(kTopExponent + 127 - exponent, 126);
-}
 
 // The functions marked maybe_unused are used only on devices with clusters.
 
@@ -68,19 +61,19 @@ __device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t token
 }
 
 // Requires that x and norm are aligned to 16 bytes, that cols is a multiple of 4, and that depth is
-// at most kBlockInputs per block of the cluster.
+// at most kThreadInputs per thread of the cluster.
 __global__ void __launch_bounds__(kInputThreads, 5)
     half_input_kernel(const HalfInputArgs args, uint32_t cluster) {
 #if __CUDA_ARCH__ >= 900
   __shared__ Statistics parts[kInputClusterMax];
-  constexpr uint32_t kPieceGroups = kInputThreads / 4;
+  const uint32_t piece_groups = blockDim.x / 4;
   const uint32_t token = blockIdx.x / cluster, rank = blockIdx.x % cluster;
   const bool is_token = token < args.tokens, has_norm = args.norm != nullptr;
-  const uint32_t group = rank * (kBlockInputs / 32) + threadIdx.x / 4, lane = threadIdx.x % 4;
+  const uint32_t group = rank * kPieces * piece_groups + threadIdx.x / 4, lane = threadIdx.x % 4;
   const uint2 quarters = owned_quarters(args.order, lane);
   // Returns the index of quarter i % 2 of piece i / 2.
   const auto place = [&](uint32_t i) {
-    return (group + i / 2 * kPieceGroups) * 8 + (i % 2 == 0 ? quarters.x : quarters.y);
+    return (group + i / 2 * piece_groups) * 8 + (i % 2 == 0 ? quarters.x : quarters.y);
   };
 
   dependent_trigger();
@@ -100,7 +93,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
   for (uint32_t i = 0; i < 2 * kPieces; ++i)
     x[i] = is_token && place(i) < args.cols / 4 ? values[place(i)]
                                                 : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  Statistics all = {0.0f, 0.0f};
+  Statistics all = {0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (uint32_t i = 0; i < 2 * kPieces; ++i) {
     const float4 v = x[i], g = norm[i];
@@ -108,8 +101,12 @@ __global__ void __launch_bounds__(kInputThreads, 5)
     all.square_sum = fmaf(v.y, v.y, all.square_sum);
     all.square_sum = fmaf(v.z, v.z, all.square_sum);
     all.square_sum = fmaf(v.w, v.w, all.square_sum);
-    all.max = fmaxf(fmaxf(all.max, fmaxf(fabsf(v.x * g.x), fabsf(v.y * g.y))),
-                    fmaxf(fabsf(v.z * g.z), fabsf(v.w * g.w)));
+    const float4 h = make_float4(v.x * g.x, v.y * g.y, v.z * g.z, v.w * g.w);
+    all.gain_square_sum = fmaf(h.x, h.x, all.gain_square_sum);
+    all.gain_square_sum = fmaf(h.y, h.y, all.gain_square_sum);
+    all.gain_square_sum = fmaf(h.z, h.z, all.gain_square_sum);
+    all.gain_square_sum = fmaf(h.w, h.w, all.gain_square_sum);
+    all.max = fmaxf(fmaxf(all.max, fmaxf(fabsf(h.x), fabsf(h.y))), fmaxf(fabsf(h.z), fabsf(h.w)));
   }
   all = block_statistics<kInputThreads / 32>(all);
   if (cluster > 1) {
@@ -117,13 +114,15 @@ __global__ void __launch_bounds__(kInputThreads, 5)
     if (threadIdx.x < cluster) {
       const uint32_t remote = cluster_address(shared_address(&parts[rank]), threadIdx.x);
       cluster_store(remote, all.square_sum);
-      cluster_store(remote + 4, all.max);
+      cluster_store(remote + 4, all.gain_square_sum);
+      cluster_store(remote + 8, all.max);
     }
     __syncwarp();
     cluster_sync();
     all = parts[0];
     for (uint32_t i = 1; i < cluster; ++i) {
       all.square_sum += parts[i].square_sum;
+      all.gain_square_sum += parts[i].gain_square_sum;
       all.max = fmaxf(all.max, parts[i].max);
     }
   }
@@ -131,7 +130,10 @@ __global__ void __launch_bounds__(kInputThreads, 5)
       has_norm ? 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon) : 1.0f;
   const int32_t exponent = scale_exponent(all.max * rms_inverse);
   const float scale = power_of_two(exponent);
-  if (is_token && rank == 0 && threadIdx.x == 0) args.scales[token] = power_of_two(-exponent);
+  if (is_token && rank == 0 && threadIdx.x == 0) {
+    args.scales[token] = power_of_two(-exponent);
+    if (args.norms != nullptr) args.norms[token] = sqrtf(all.gain_square_sum) * rms_inverse;
+  }
 
 #pragma unroll
   for (uint32_t p = 0; p < kPieces; ++p) {
@@ -147,7 +149,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
       words[2 * i + 1] = half_pair(is_cross ? h.y : h.z, h.w);
     }
     transpose_words(words);
-    const uint32_t piece = (group + p * kPieceGroups) * 4 + lane;
+    const uint32_t piece = (group + p * piece_groups) * 4 + lane;
     if (piece >= args.depth / 8) continue;
     reinterpret_cast<uint4*>(args.h)[piece_index(args, token, piece)] =
         make_uint4(words[0], words[1], words[2], words[3]);
@@ -165,18 +167,23 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
   const float* const x = args.x + uint64_t{x_row} * args.cols;
   float rms_inverse = 1.0f, scale = 0.0f;
   if (is_token) {
-    Statistics part = {0.0f, 0.0f};
+    Statistics part = {0.0f, 0.0f, 0.0f};
     for (uint32_t k = threadIdx.x; k < args.cols; k += kInputThreads) {
       const float value = x[k];
       part.square_sum = fmaf(value, value, part.square_sum);
-      part.max = fmaxf(part.max, fabsf(args.norm != nullptr ? value * args.norm[k] : value));
+      const float h = args.norm != nullptr ? value * args.norm[k] : value;
+      part.gain_square_sum = fmaf(h, h, part.gain_square_sum);
+      part.max = fmaxf(part.max, fabsf(h));
     }
     const Statistics all = block_statistics<kInputThreads / 32>(part);
     if (args.norm != nullptr)
       rms_inverse = 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon);
     const int32_t exponent = scale_exponent(all.max * rms_inverse);
     scale = power_of_two(exponent);
-    if (threadIdx.x == 0) args.scales[token] = power_of_two(-exponent);
+    if (threadIdx.x == 0) {
+      args.scales[token] = power_of_two(-exponent);
+      if (args.norms != nullptr) args.norms[token] = sqrtf(all.gain_square_sum) * rms_inverse;
+    }
   }
 
   for (uint32_t piece = threadIdx.x; piece < args.depth / 8; piece += kInputThreads) {
@@ -205,12 +212,12 @@ cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
   if (args.tokens == 0) return cudaSuccess;
   if (args.tile_tokens == 0 || args.depth < args.cols || args.depth % 64 != 0)
     return cudaErrorInvalidValue;
-  const uint32_t blocks =
-      (args.tokens + args.tile_tokens - 1) / args.tile_tokens * args.tile_tokens;
-  const uint32_t cluster = (args.depth + kBlockInputs - 1) / kBlockInputs;
+  const uint32_t blocks = round_up(args.tokens, args.tile_tokens);
+  const uint32_t cluster = divide_up(args.depth, kInputThreads * kThreadInputs);
+  const uint32_t threads = round_up(divide_up(args.depth, cluster * kThreadInputs), 32);
   if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&
       is_aligned(args.x) && is_aligned(args.norm))
-    return launch_kernel(launch, dim3(blocks * cluster), dim3(kInputThreads), 0,
+    return launch_kernel(launch, dim3(blocks * cluster), dim3(threads), 0,
                          cluster > 1 ? cluster : 0, half_input_kernel, args, cluster);
   return launch_kernel(launch, dim3(blocks), dim3(kInputThreads), 0, 0, half_input_any_kernel,
                        args);

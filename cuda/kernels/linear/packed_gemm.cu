@@ -39,7 +39,6 @@ uint64_t counter_bytes(const Launch& launch) {
 struct Group {
   const GemmKernel* kernel;
   PackedGemmParams params;
-  GemmLayer layer;
 
   void add(const LinearArgs& args, uint32_t m) {
     const uint32_t i = params.matrix_count++;
@@ -71,6 +70,60 @@ cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launc
                        kGemmSharedBytes, kGemmCluster, kernel, params);
 }
 
+// Returns the next matrices of a launch: those of the first type that is not done and, if one
+// kernel supports both, those of another type.
+Group next_group(const LinearArgs& args, bool (&is_done)[kLinearMatricesMax]) {
+  uint32_t first = 0;
+  while (is_done[first]) ++first;
+  Group group = {find_kernel(args.matrices[first].type), {}};
+  for (uint32_t m = first + 1; m < args.matrix_count; ++m)
+    if (!is_done[m] && args.matrices[m].type != args.matrices[first].type)
+      if (const GemmKernel* const mixed =
+              find_kernel(args.matrices[first].type, args.matrices[m].type))
+        group.kernel = mixed;
+  PackedGemmParams& params = group.params;
+  for (const uint32_t type : {group.kernel->type, group.kernel->second_type}) {
+    if (type == group.kernel->second_type) params.second_matrix = params.matrix_count;
+    for (uint32_t m = first; m < args.matrix_count; ++m) {
+      if (is_done[m] || args.matrices[m].type != type) continue;
+      is_done[m] = true;
+      if (args.matrices[m].rows != 0) group.add(args, m);
+    }
+  }
+  return group;
+}
+
+GemmPlan plan_group(const Group& group, const LinearArgs& args, bool is_invariant,
+                    const Launch& launch) {
+  GemmLayer layer;
+  layer.tokens = args.tokens;
+  layer.k_tiles = divide_up(args.matrices[0].cols, kKTileInputs);
+  std::copy_n(group.params.rows, kLinearMatricesMax, layer.rows);
+  layer.is_gate = is_gate(args.epilogue);
+  layer.matrix_count = layer.is_gate ? 1 : group.params.matrix_count;
+  layer.k_tile_bytes = group.kernel->k_tile_bytes;
+  layer.sm_count = static_cast<uint32_t>(launch.sm_count);
+  if (is_invariant)
+    layer.partitions = invariant_partitions(row_count(args), layer.k_tiles, layer.sm_count);
+  return plan_gemm(layer);
+}
+
+// `x` may be null, if `input` holds the converted activations.
+HalfInputArgs input_args(const LinearArgs& args, void* input) {
+  HalfInputArgs half;
+  half.tokens = args.tokens;
+  half.cols = args.matrices[0].cols;
+  half.depth = round_up(half.cols, kKTileInputs);
+  half.x = args.x;
+  half.x_rows = args.x_rows;
+  half.norm = args.norm;
+  half.epsilon = args.epsilon;
+  half.h = static_cast<uint16_t*>(input);
+  half.scales =
+      reinterpret_cast<float*>(static_cast<uint8_t*>(input) + token_bytes(half.cols, args.tokens));
+  return half;
+}
+
 }  // namespace
 
 bool packed_gemm_supports(const LinearArgs& args, const Launch& launch) {
@@ -83,7 +136,7 @@ bool packed_gemm_supports(const LinearArgs& args, const Launch& launch) {
 }
 
 uint64_t packed_gemm_input_bytes(uint32_t cols, uint32_t tokens) {
-  return token_bytes(cols, tokens) + round_up(tokens, kGemmTileTokens[1]) * sizeof(float);
+  return token_bytes(cols, tokens) + 2 * round_up(tokens, kGemmTileTokens[1]) * sizeof(float);
 }
 
 uint64_t packed_gemm_scratch_bytes(const Launch& launch) {
@@ -92,68 +145,57 @@ uint64_t packed_gemm_scratch_bytes(const Launch& launch) {
          uint64_t(launch.sm_count) * 2 * kGemmRows * kGemmTileTokens[1] * sizeof(float);
 }
 
-cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
-                        const Launch& launch) {
-  if (args.tokens == 0 || !packed_gemm_supports(args, launch)) return cudaErrorInvalidValue;
-  if (!has_warpgroup_code()) return packed_gemm_mma(args, input, launch);
-  if (launch.sm_count < 2 || launch.scratch_bytes < packed_gemm_scratch_bytes(launch))
-    return cudaErrorInvalidValue;
-  const uint32_t cols = args.matrices[0].cols;
-  HalfInputArgs half;
-  half.tokens = args.tokens;
-  half.cols = cols;
-  half.depth = round_up(cols, kKTileInputs);
-  half.x = args.x;
-  half.x_rows = args.x_rows;
-  half.norm = args.norm;
-  half.epsilon = args.epsilon;
-  half.h = static_cast<uint16_t*>(input);
-  half.scales =
-      reinterpret_cast<float*>(static_cast<uint8_t*>(input) + token_bytes(cols, args.tokens));
-
+bool packed_gemm_operand(const LinearArgs& args, bool is_invariant, void* input,
+                         const Launch& launch, GemmOperand* operand) {
+  if (!has_warpgroup_code() || args.matrix_count != 1 ||
+      args.matrices[0].cols % kKTileInputs != 0 || !packed_gemm_supports(args, launch))
+    return false;
   bool is_done[kLinearMatricesMax] = {};
-  for (uint32_t i = 0; i < args.matrix_count; ++i) {
-    if (is_done[i]) continue;
-    Group group = {find_kernel(args.matrices[i].type), {}, {}};
-    for (uint32_t m = i + 1; m < args.matrix_count; ++m)
-      if (!is_done[m] && args.matrices[m].type != args.matrices[i].type)
-        if (const GemmKernel* const mixed =
-                find_kernel(args.matrices[i].type, args.matrices[m].type))
-          group.kernel = mixed;
+  const Group group = next_group(args, is_done);
+  const HalfInputArgs half = input_args(args, input);
+  operand->h = half.h;
+  operand->scales = half.scales;
+  operand->order = group.kernel->order;
+  operand->tile_tokens = plan_group(group, args, is_invariant, launch).tile_tokens;
+  return true;
+}
+
+cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
+                        const Launch& launch, const GemmOperand& operand) {
+  if (args.tokens == 0 || !packed_gemm_supports(args, launch)) return cudaErrorInvalidValue;
+  if (operand.h != nullptr &&
+      (!has_warpgroup_code() || !is_gate(args.epilogue) || args.biases[0] != nullptr ||
+       args.biases[1] != nullptr || args.matrices[0].rows % kKTileInputs != 0))
+    return cudaErrorInvalidValue;
+  if (!has_warpgroup_code()) return packed_gemm_mma(args, input, launch);
+  if (launch.sm_count < 2 || launch.scratch_bytes < packed_gemm_scratch_bytes(launch) ||
+      (args.x == nullptr && args.matrix_count != 1))
+    return cudaErrorInvalidValue;
+  HalfInputArgs half = input_args(args, input);
+  if (operand.h != nullptr) half.norms = half.scales + round_up(args.tokens, kGemmTileTokens[1]);
+  bool is_done[kLinearMatricesMax] = {};
+  while (std::count(is_done, is_done + args.matrix_count, false) != 0) {
+    Group group = next_group(args, is_done);
     PackedGemmParams& params = group.params;
-    for (const uint32_t type : {group.kernel->type, group.kernel->second_type}) {
-      if (type == group.kernel->second_type) params.second_matrix = params.matrix_count;
-      for (uint32_t m = i; m < args.matrix_count; ++m) {
-        if (is_done[m] || args.matrices[m].type != type) continue;
-        is_done[m] = true;
-        if (args.matrices[m].rows != 0) group.add(args, m);
-      }
-    }
     if (params.matrix_count == 0) continue;
     params.tokens = args.tokens;
     const uint32_t packed_tile_inputs = kKTileInputs / group.kernel->packed_tiles;
-    params.packed_tile_count = (cols + packed_tile_inputs - 1) / packed_tile_inputs;
+    params.packed_tile_count = divide_up(half.cols, packed_tile_inputs);
     params.k_tile_count = half.depth / kKTileInputs;
+    params.k_groups = round_up(divide_up(half.cols, 32), gemm_stage_groups(kGemmTileTokens[1]));
     params.epilogue = args.epilogue;
     params.h = half.h;
     params.scales = half.scales;
+    params.norms = half.norms;
+    params.operand = operand;
     params.counters = static_cast<uint32_t*>(launch.scratch);
     params.partials =
         reinterpret_cast<float*>(static_cast<uint8_t*>(launch.scratch) + counter_bytes(launch));
-    GemmLayer& layer = group.layer;
-    layer.tokens = args.tokens;
-    layer.k_tiles = params.k_tile_count;
-    std::copy_n(params.rows, kLinearMatricesMax, layer.rows);
-    layer.is_gate = is_gate(args.epilogue);
-    layer.matrix_count = layer.is_gate ? 1 : params.matrix_count;
-    layer.k_tile_bytes = group.kernel->k_tile_bytes;
-    layer.sm_count = static_cast<uint32_t>(launch.sm_count);
-    if (is_invariant)
-      layer.partitions = invariant_partitions(row_count(args), layer.k_tiles, layer.sm_count);
-    const GemmPlan plan = plan_gemm(layer);
+    const GemmPlan plan = plan_group(group, args, is_invariant, launch);
     if (plan.clusters == 0) return cudaErrorInvalidValue;
     // Writes the activations again if tiles or order of inputs differ from the previous launch.
-    if (i == 0 || half.order != group.kernel->order || half.tile_tokens != plan.tile_tokens) {
+    if (args.x != nullptr &&
+        (half.order != group.kernel->order || half.tile_tokens != plan.tile_tokens)) {
       half.order = group.kernel->order;
       half.tile_tokens = plan.tile_tokens;
       if (const cudaError_t status = half_input(half, launch)) return status;

@@ -46,6 +46,7 @@
 #include "kernels/linear/half_tile.cuh"
 #include "kernels/linear/linear_activation.cuh"
 #include "kernels/linear/packed_gemm_params.h"
+#include "kernels/linear/token_statistics.cuh"
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -58,10 +59,16 @@ namespace wcuda::kernels {
 
 #if WCUDA_HAS_WARPGROUPS
 
+// Whether stages past the end of K are neither copied nor multiplied. Of tiles of 128 tokens the
+// branch would make the compiler serialize the products of Q4_K.
+template <uint32_t kN>
+constexpr bool kSkipsPadding = kN == 256;
+
 // A run of K-tiles of one tile. With batch invariance it lies within one part of K.
 struct GemmSegment {
   uint32_t first_k_tile;
   uint32_t k_tiles;
+  uint32_t groups;  // of 32 inputs, in whole stages of activations
   uint32_t first_token;
   uint32_t first_row;  // of the matrix
   uint32_t matrix;
@@ -104,6 +111,9 @@ struct GemmWork {
     segment->k_tiles = min(params.k_tile_count * (segment->partition + 1) / params.partitions,
                            end - segment->first_iteration) -
                        segment->first_k_tile;
+    segment->groups = segment->k_tiles * 8;
+    if (kSkipsPadding<kN>)
+      segment->groups = min(segment->groups, params.k_groups - segment->first_k_tile * 8);
     const uint32_t place = gemm_tile_place(params.tile_count, params.run_tiles, tile);
     segment->first_token = place % params.token_tiles * kN;
     const uint32_t row_tile = place / params.token_tiles * kGemmCluster + blockIdx.x % kGemmCluster;
@@ -150,7 +160,7 @@ struct GemmWeights {
           (matrix >= params.second_matrix ? Second::kKTileBytes : First::kKTileBytes) /
           First::kPackedTiles;
       packed_tile = segment.first_k_tile * First::kPackedTiles;
-      parts = segment.k_tiles * kParts;
+      parts = (segment.groups + 8 / kParts - 1) / (8 / kParts);
       m_tile =
           row < params.rows[matrix]
               ? params.packed_tiles[matrix] +
@@ -198,7 +208,8 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
         reinterpret_cast<const uint8_t*>(params.h) + offset +
         (uint64_t{segment.first_token / kN} * params.k_tile_count + segment.first_k_tile) *
             (kStages * kBytes);
-    for (uint32_t i = 0; i < kStages * segment.k_tiles; ++i, source += kBytes) {
+    const uint32_t stages = segment.groups / gemm_stage_groups(kN);
+    for (uint32_t i = 0; i < stages; ++i, source += kBytes) {
       const uint32_t barrier = ring.full_barrier(stage.stage);
       ring.wait_empty(stage);
       mbarrier_expect_tx(barrier, kBytes);
@@ -210,7 +221,7 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
 
 // Adds a segment's products to the sums of a warpgroup. `packed_tiles` points to weights.ring.data.
 template <class First, class Second, bool kIsSecond, uint32_t kN>
-__device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_t k_tiles,
+__device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_t groups,
                                          uint32_t warp, const uint8_t* packed_tiles,
                                          GemmWeights& weights, const Pipeline& tokens,
                                          PipelineState& token_stage, float (&sums)[kN / 2]) {
@@ -239,7 +250,7 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
     operands[0].load(place(weights.stage.stage), 0, lane);
   }
 #pragma unroll 1
-  for (uint32_t k = 0; k < k_tiles; ++k) {
+  for (uint32_t first = 0; first < groups; first += 8) {
 #pragma unroll
     for (uint32_t group = 0; group < 8; ++group) {
       const uint32_t half = group / 4, m = group % 4;
@@ -260,7 +271,7 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
       // Only the products of the previous group may still be in flight. The operand registers of
       // the group before it are free and, at the second group of a stage, so is the previous stage.
       wgmma_wait<1>();
-      if (group % kStageGroups == 1 && (group > kStageGroups || k > 0))
+      if (group % kStageGroups == 1 && (group > kStageGroups || first > 0))
         release(tokens.empty_barrier(last));
       operands[half].group(half, m, lane, a[group % 2]);
       wgmma_fence();
@@ -278,15 +289,19 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
       // Loads the next operands while these products run.
       if constexpr (kParts == 1) {
         if (group == 0) operands[1].load(place(weights.stage.stage), 1, lane);
-        if (group == 4 && k + 1 < k_tiles) {
+        if (group == 4 && first + 8 < groups) {
           PipelineState next = weights.stage;
           next.advance(params.weight_stages);
           weights.ring.wait_full(next);
           operands[0].load(place(next.stage), 0, lane);
         }
       }
-      if (group % kPartGroups == kPartGroups - 1) next_weights();
+      if (kParts > 1 && group % kPartGroups == kPartGroups - 1) next_weights();
+      if (kSkipsPadding<kN> && group % kStageGroups == kStageGroups - 1 &&
+          first + group + 1 >= groups)
+        break;
     }
+    if (kParts == 1) next_weights();
   }
   wgmma_wait<0>();
   accumulator_fence(sums);
@@ -379,6 +394,79 @@ __device__ __forceinline__ bool join_partitions(const PackedGemmParams& params,
   return true;
 }
 
+// Stores 32 tokens' sums of a warpgroup in shared memory, from token `begin` of the tile on.
+template <uint32_t kN>
+__device__ __forceinline__ void store_sums(uint32_t begin, uint32_t warp,
+                                           const float (&sums)[kN / 2], GemmOutputs* outputs) {
+  const uint32_t lane = threadIdx.x % 32;
+  float* const target =
+      outputs->sums + lane % 4 * 2 * kGemmOutputStride + warp % 4 * quant::kMTileRows + lane / 4;
+#pragma unroll
+  for (uint32_t t = 0; t < kN / 8; ++t) {
+    if (t / 4 != begin / kGemmOutputTokens) continue;
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k)
+      target[(t % 4 * 8 + k % 2) * kGemmOutputStride + k / 2 * 8] = sums[t * 4 + k];
+  }
+}
+
+// Writes the outputs of gate and up as the operand of the next product: the 32 rows of a warpgroup
+// are a group of its inputs. Each thread writes 8 of them, 16 bytes, of one of 32 tokens at a time.
+template <uint32_t kN>
+__device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
+                                               const GemmSegment& segment, uint32_t warp,
+                                               float weight_scale, const float (&sums)[kN / 2],
+                                               GemmOutputs* outputs) {
+  constexpr uint32_t kRows = kGemmGroupRows / 2;
+  const GemmOperand& operand = params.operand;
+  const uint32_t thread = threadIdx.x % 128, warpgroup = warp / 4;
+  const uint32_t first_row = segment.first_row + warpgroup * kRows;
+  const uint32_t tokens = params.tokens - segment.first_token;
+  for (uint32_t i = thread; i < kN; i += 128) {
+    const uint32_t token = segment.first_token + i;
+    const float norm = i < tokens ? params.norms[token] * 1.01f : 0.0f;  // inputs are rounded
+    const int32_t exponent = scale_exponent(operand.gate_norm * norm * (operand.up_norm * norm));
+    outputs->scales[i] = i < tokens ? params.scales[token] * weight_scale : 0.0f;
+    outputs->exponents[i] = static_cast<int8_t>(exponent);
+    if (first_row == 0 && i < tokens) operand.scales[token] = power_of_two(-exponent);
+  }
+  if (first_row >= params.rows[0]) return;
+  const uint32_t piece = thread % 4;
+  uint32_t rows[8];  // of the group, in the order of the operand
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) rows[i] = input_of_place(operand.order, piece * 8 + i);
+  const uint32_t place = first_row / 8 + piece;  // piece of the token
+  const uint32_t panels = params.rows[0] / 64;
+  const bool is_silu = params.epilogue == Epilogue::kSiluGate;
+#pragma unroll 1
+  for (uint32_t begin = 0; begin < kN && begin < tokens; begin += kGemmOutputTokens) {
+    store_sums<kN>(begin, warp, sums, outputs);
+    sync_warpgroup(warpgroup);
+    const uint32_t i = begin + thread / 4, token = segment.first_token + i;
+    const float scale = outputs->scales[i], factor = power_of_two(outputs->exponents[i]);
+    const float* const sum = outputs->sums + thread / 4 * kGemmOutputStride;
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      float values[2];
+#pragma unroll
+      for (uint32_t k = 0; k < 2; ++k) {
+        const uint32_t row = rows[2 * j + k];
+        values[k] =
+            activation_fast(is_silu, sum[row] * scale) * (sum[row + kRows] * scale) * factor;
+      }
+      words[j] = half2_bits(__floats2half2_rn(values[0], values[1]));
+    }
+    if (i < tokens) {
+      const uint32_t tile_token = token % operand.tile_tokens;
+      const uint64_t panel = uint64_t{token / operand.tile_tokens} * panels + place / 8;
+      const uint64_t at = (panel * operand.tile_tokens + tile_token) * 8 + (place % 8 ^ token % 8);
+      reinterpret_cast<uint4*>(operand.h)[at] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    sync_warpgroup(warpgroup);
+  }
+}
+
 // Writes the outputs of a warpgroup's rows of a tile. They pass through shared memory, 32 tokens at
 // a time, so that the code is short and each store covers whole cache lines. Each thread writes one
 // row, for every kStep-th token.
@@ -389,7 +477,7 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
   constexpr uint32_t kRows = kIsGate ? kGemmGroupRows / 2 : kGemmGroupRows;
   constexpr uint32_t kStep = 128 / kRows;
   constexpr uint32_t kOutputs = kGemmOutputTokens / kStep;  // outputs per thread and 32 tokens
-  const uint32_t lane = threadIdx.x % 32, thread = threadIdx.x % 128, warpgroup = warp / 4;
+  const uint32_t thread = threadIdx.x % 128, warpgroup = warp / 4;
   const uint32_t row = segment.first_row + warpgroup * kRows + thread % kRows;
   const uint32_t rows = params.rows[segment.matrix], first = thread / kRows;
   const bool has_previous = !kIsGate && params.epilogue != Epilogue::kStore;
@@ -417,19 +505,11 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
       previous[i] = has_previous && begin + i * kStep < tokens ? from[i * stride] : 0.0f;
   };
   fetch(place, 0);
-  float* const target =
-      outputs->sums + lane % 4 * 2 * kGemmOutputStride + warp % 4 * quant::kMTileRows + lane / 4;
   const float* const sum = outputs->sums + first * kGemmOutputStride + thread % kRows;
 #pragma unroll 1
   for (uint32_t begin = 0; begin < kN; begin += kGemmOutputTokens) {
     if (begin >= params.tokens - segment.first_token) break;
-#pragma unroll
-    for (uint32_t t = 0; t < kN / 8; ++t) {
-      if (t / 4 != begin / kGemmOutputTokens) continue;
-#pragma unroll
-      for (uint32_t k = 0; k < 4; ++k)
-        target[(t % 4 * 8 + k % 2) * kGemmOutputStride + k / 2 * 8] = sums[t * 4 + k];
-    }
+    store_sums<kN>(begin, warp, sums, outputs);
     sync_warpgroup(warpgroup);
     float values[kOutputs];
 #pragma unroll
@@ -517,17 +597,19 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
       float sums[kN / 2] = {};
       const bool is_second = kType != kSecond && segment.matrix >= params.second_matrix;
       if (kType != kSecond && is_second)
-        multiply<First, Second, true, kN>(params, segment.k_tiles, warp, shared + weight_offset,
+        multiply<First, Second, true, kN>(params, segment.groups, warp, shared + weight_offset,
                                           weights, tokens, token_stage, sums);
       else
-        multiply<First, Second, false, kN>(params, segment.k_tiles, warp, shared + weight_offset,
+        multiply<First, Second, false, kN>(params, segment.groups, warp, shared + weight_offset,
                                            weights, tokens, token_stage, sums);
       dependent_wait();
       if (segment.k_tiles < params.k_tile_count &&
           !join_partitions<kN>(params, segment, warp / 4, sums, outputs))
         continue;
       const float weight_scale = 1.0f / (is_second ? Second::kWeightScale : First::kWeightScale);
-      if (params.epilogue >= Epilogue::kSiluGate)
+      if (params.operand.h != nullptr)
+        finish_operand<kN>(params, segment, warp, weight_scale, sums, outputs);
+      else if (params.epilogue >= Epilogue::kSiluGate)
         finish<true, kN>(params, segment, warp, weight_scale, sums, outputs);
       else
         finish<false, kN>(params, segment, warp, weight_scale, sums, outputs);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/linear/input_order.h"
 #include "kernels/linear/linear.h"
 #include "kernels/shared/packed_tile.h"
 
@@ -46,18 +47,31 @@ constexpr uint32_t kGemmOutputTokens = 32;
 constexpr uint32_t kGemmOutputStride = kGemmGroupRows + 4;
 struct GemmOutputs {
   float sums[kGemmOutputTokens * kGemmOutputStride];
-  float scales[256];  // of the tokens
-  uint32_t is_last;   // 1 if this CTA is the last to finish the tile
+  float scales[256];      // of the tokens
+  int8_t exponents[256];  // of the scales of the f16 outputs
+  uint32_t is_last;       // 1 if this CTA is the last to finish the tile
   uint32_t padding[3];
 };
 constexpr uint32_t kGemmOutputBytes = 2 * sizeof(GemmOutputs);
 static_assert(sizeof(GemmOutputs) % 16 == 0);
+
+// The f16 activations that gate and up write for the next product, as half_input would.
+struct GemmOperand {
+  uint16_t* h = nullptr;    // aligned to 16 bytes; null: gate and up write f32
+  float* scales = nullptr;  // (tokens)
+  InputOrder order = InputOrder::kContiguous8;
+  uint32_t tile_tokens = 0;
+  // Largest L2 norm of a row of gate, of up. With the norm of a token's input they bound its
+  // outputs, so that the scale is known before all outputs are.
+  float gate_norm = 0.0f, up_norm = 0.0f;
+};
 
 struct PackedGemmParams {
   uint32_t tokens;
   uint32_t token_tiles;
   uint32_t packed_tile_count;  // per M-tile
   uint32_t k_tile_count;
+  uint32_t k_groups;  // of 32 inputs; the last K-tile may have fewer than 8
   uint32_t iteration_count;
   uint32_t tile_count;   // of pairs of tiles
   uint32_t run_tiles;    // per cluster, rounded up
@@ -76,8 +90,10 @@ struct PackedGemmParams {
   uint32_t rows[kLinearMatricesMax];
   uint32_t first_tile[kLinearMatricesMax];  // of the rows of each matrix; a tile has gate and up
   uint32_t second_matrix;                   // the first matrix of the second type
-  float* partials;                          // (CTAs, 2, warpgroups, kN / 8, 128, 4) partial sums
-  uint32_t* counters;                       // (CTAs, warpgroups); zero before and after each launch
+  GemmOperand operand;
+  const float* norms;  // (tokens) of the input; if there is an operand
+  float* partials;     // (CTAs, 2, warpgroups, kN / 8, 128, 4) partial sums
+  uint32_t* counters;  // (CTAs, warpgroups); zero before and after each launch
 };
 
 }  // namespace wcuda::kernels

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
 // Computes the same for many tokens of common models: heads of 4 * kLanes values, all of them
 // rotated, no norms, f16 pages. kLanes lanes hold a head; a block processes all heads of a token.
 template <uint32_t kLanes>
-__global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeKvArgs args) {
+__global__ void __launch_bounds__(kBlockThreads, 5) rope_kv_rows_kernel(const RopeKvArgs args) {
   constexpr uint32_t n = 4 * kLanes, kGroups = kBlockThreads / kLanes;
   __shared__ __align__(16) float2 rotations[n / 2];
   const uint32_t token = blockIdx.x;
@@ -131,6 +131,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
   dependent_wait();
 
   const auto load = [&](uint32_t h) {
+    if (h >= heads) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const float* source;
     if (h < args.head_count)
       source = args.query + (uint64_t{token} * args.head_count + h) * n;
@@ -178,13 +179,13 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
         make_uint2(pair(x.x, x.y), pair(x.z, x.w));
   };
 
-  // All lanes of a warp run the same number of iterations; past the last head they load the last.
+  // All lanes of a warp run the same number of iterations; past the last head they load nothing.
   constexpr uint32_t kHeadsAtOnce = 3;
   const uint32_t first = threadIdx.x / kLanes;
   const uint32_t end = (heads + kGroups - 1) / kGroups * kGroups;
   float4 next[kHeadsAtOnce];
 #pragma unroll
-  for (uint32_t i = 0; i < kHeadsAtOnce; ++i) next[i] = load(min(first + i * kGroups, heads - 1));
+  for (uint32_t i = 0; i < kHeadsAtOnce; ++i) next[i] = load(first + i * kGroups);
   for (uint32_t i = threadIdx.x; i < n / 2; i += kBlockThreads)
     rotations[i] = rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
   __syncthreads();
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
 #pragma unroll
     for (uint32_t i = 0; i < kHeadsAtOnce; ++i) {
       values[i] = next[i];
-      next[i] = load(min(h + (kHeadsAtOnce + i) * kGroups, heads - 1));
+      next[i] = load(h + (kHeadsAtOnce + i) * kGroups);
     }
 #pragma unroll
     for (uint32_t i = 0; i < kHeadsAtOnce; ++i) {

@@ -31,6 +31,7 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   machine.kv = static_cast<uint8_t*>(engine->kv_.data());
   machine.scratch = static_cast<uint8_t*>(engine->scratch_.data());
   WCUDA_TRY(machine.ops->prepare(machine.limits, machine.scratch + layout.ops));
+  WCUDA_TRY(machine.find_gate_norms());
 
   ops::KvPool& pool = machine.pool;
   pool.data = machine.kv + layout.pages;

@@ -33,6 +33,7 @@ struct StepArgs {
   int32_t* token_top_tokens = nullptr;           // (scored_count, top_stride)
   float* token_top_logprobs = nullptr;           // likewise
   int32_t* row_statuses = nullptr;               // (row_count)
+  const ops::GateNorms* gate_norms = nullptr;    // (layer_count); null if no plan needs them
 };
 
 // Called before and after each node.

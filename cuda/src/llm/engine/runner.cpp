@@ -3,6 +3,7 @@
 
 #include "llm/engine/cuda_runner.h"
 #include "llm/engine/host_runner.h"
+#include "llm/ops/linear_plan.h"
 #include "llm/ops/sampling.h"
 
 namespace wcuda::engine {
@@ -30,6 +31,19 @@ ops::Batch Machine::batch(uint32_t parity, const ops::StepShape& shape) const {
           shape.has_drafts};
 }
 
+Status Machine::find_gate_norms() {
+  if (!ops::needs_gate_norms(limits, ops->device())) return {};
+  float* const work = activations().hidden;
+  const uint64_t bytes = uint64_t{limits.max_batch_tokens} * limits.feed_forward_length * 4;
+  for (const model::LayerWeights& layer : model->weights().layers) {
+    ops::GateNorms norms;
+    WCUDA_ASSIGN(norms.gate, ops->row_norm_max(layer.gate, work, bytes));
+    WCUDA_ASSIGN(norms.up, ops->row_norm_max(layer.up, work, bytes));
+    gate_norms.push_back(norms);
+  }
+  return {};
+}
+
 StepArgs Machine::step(uint32_t parity, const ops::Batch& batch) const {
   StepArgs step;
   step.batch = &batch;
@@ -44,6 +58,7 @@ StepArgs Machine::step(uint32_t parity, const ops::Batch& batch) const {
   step.token_top_logprobs = in_ticket<float>(parity, layout.token_top_logprobs);
   step.logits = in_ticket<float>(parity, layout.logits);
   step.hidden_states = in_ticket<float>(parity, layout.hidden_states);
+  step.gate_norms = gate_norms.empty() ? nullptr : gate_norms.data();
   return step;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "core/vram/memory.h"
 #include "llm/engine/forward.h"
@@ -18,9 +19,13 @@ struct Machine {
   Limits limits;
   Layout layout;
   ops::KvPool pool;
-  bool has_persistent_layers = false;  // in steps of one token
-  uint8_t* kv = nullptr;               // the block "kv"
-  uint8_t* scratch = nullptr;          // the block "scratch"
+  bool has_persistent_layers = false;      // in steps of one token
+  uint8_t* kv = nullptr;                   // the block "kv"
+  uint8_t* scratch = nullptr;              // the block "scratch"
+  std::vector<ops::GateNorms> gate_norms;  // of each layer; empty if no plan needs them
+
+  // Sets gate_norms once the operations are prepared. Overwrites activations.
+  Status find_gate_norms();
 
   // Returns the plan of a step of this shape. Pure.
   ops::StepPlan plan(const ops::StepShape& shape) const {

@@ -57,6 +57,9 @@ class HostOps final : public Ops {
   }
 
   const DeviceTraits& device() const override { return traits_; }
+  Result<float> row_norm_max(const Weight&, void*, uint64_t) override {
+    return Status::error(WCUDA_NOT_AVAILABLE, "the host needs no norms of rows");
+  }
   Status start(const Node& node, const StartArgs& args) override;
   Status embed(const Node& node, const EmbedArgs& args) override;
   Status linear(const Node& node, const LinearArgs& args) override;

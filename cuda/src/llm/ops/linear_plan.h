@@ -17,6 +17,7 @@ struct LinearShape {
   bool is_gate = false;   // gate and up, with one output
   bool is_added = false;  // the result is added to the residual
   bool has_norm = false;
+  bool has_bias = false;
 };
 
 // Maximum tokens for which linear_vector and, with WGMMA, linear_batch compute a layer; packed_gemm
@@ -28,5 +29,13 @@ constexpr uint32_t kBatchTokensMax = 64;
 // Returns the kernel for a layer. Tests and benches pass other values of batch_tokens_max.
 Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
                      uint32_t batch_tokens_max = kBatchTokensMax);
+
+// Returns whether gate_up writes the f16 operand of down, scaled by a bound of each token's outputs
+// (GateNorms), so that no kernel need convert them. Not with batch_invariant: linear_batch, which
+// computes few tokens, scales by the largest output.
+bool gate_writes_operand(const LinearShape& gate_up, const Limits& limits,
+                         const DeviceTraits& device);
+// Returns whether steps of any shape may do so, and so need GateNorms.
+bool needs_gate_norms(const Limits& limits, const DeviceTraits& device);
 
 }  // namespace wcuda::ops

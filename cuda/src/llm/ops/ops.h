@@ -83,6 +83,12 @@ enum class Epilogue : uint32_t {
   kGate,   // outputs[0] = activation(W_0·h + bias_0) * (W_1·h + bias_1)
 };
 
+// The largest L2 norms of rows of gate and of up. Multiplied by the norm of a token's input they
+// bound its outputs.
+struct GateNorms {
+  float gate = 0.0f, up = 0.0f;
+};
+
 // A linear layer of up to three weights that read the same input, h = x or rms_norm(x) * norm.
 struct LinearArgs {
   uint32_t token_count;
@@ -95,7 +101,12 @@ struct LinearArgs {
   Vector biases[kLinearWeightsMax];   // (rows) of each; may be null
   Epilogue epilogue;
   Activation activation;
-  float* outputs[kLinearWeightsMax];  // (token_count, rows) of each; kGate uses the first
+  // (token_count, rows) of each; kGate uses the first. In the form kHalf the memory of as many
+  // floats holds f16 activations in the order in which packed_gemm reads them.
+  float* outputs[kLinearWeightsMax];
+  // If the node's output is kHalf: the matrix that reads it, and bounds.
+  const Weight* reader = nullptr;
+  GateNorms gate_norms;
 };
 
 // query = rope(norm(query)) in place; the pages get rope(norm(key)) and value. May change `key`.
@@ -181,6 +192,11 @@ class Ops {
   virtual Status warm_up() = 0;
   // Returns the stream on which operations are queued; on the host they compute immediately.
   virtual Stream stream() const { return {}; }
+
+  // Returns the largest L2 norm of a row of a matrix, and waits for the device to compute it.
+  // `work` is device memory, aligned to 256: 256 bytes and 4 for each row, and more for some f32
+  // rows. WCUDA_NOT_AVAILABLE where no plan needs it.
+  virtual Result<float> row_norm_max(const Weight& matrix, void* work, uint64_t work_bytes) = 0;
 
   virtual Status start(const Node& node, const StartArgs& args) = 0;
   virtual Status embed(const Node& node, const EmbedArgs& args) = 0;

@@ -78,7 +78,9 @@ class Counter {
       case Operation::kGateUp:
       case Operation::kDown:
       case Operation::kLogits:
-        return linear(node.operation, node.layer, plan_.logits_count(node));
+        cost = linear(node.operation, node.layer, plan_.logits_count(node));
+        if (node.input == Form::kHalf || node.output == Form::kHalf)
+          cost.bytes -= tokens * config_.feed_forward_length * 2;
     }
     return cost;
   }

@@ -162,6 +162,7 @@ class Planner {
       add_matrix(w.value);
     } else if (operation == Operation::kGateUp) {
       linear.has_norm = linear.is_gate = true;
+      linear.has_bias = w.gate_bias != nullptr || w.up_bias != nullptr;
       add_matrix(w.gate);
       add_matrix(w.up);
     } else {
@@ -173,9 +174,14 @@ class Planner {
 
   void linear(Operation operation, uint32_t layer) {
     const LinearShape linear = shape_of(operation, layer);
-    add(operation, linear_kernel(linear, limits_, device_), layer, Form::kF32,
+    const bool passes_half =
+        (operation == Operation::kGateUp || operation == Operation::kDown) &&
+        gate_writes_operand(shape_of(Operation::kGateUp, layer), limits_, device_);
+    add(operation, linear_kernel(linear, limits_, device_), layer,
+        passes_half && operation == Operation::kDown ? Form::kHalf : Form::kF32,
         linear.is_added                          ? Form::kResidual
         : operation == Operation::kQueryKeyValue ? Form::kUnrotated
+        : passes_half                            ? Form::kHalf
                                                  : Form::kF32);
   }
 
@@ -317,6 +323,7 @@ const char* form_name(Form form) {
                                     "f32",
                                     "f32 unrotated",
                                     "f32 residual",
+                                    "f16 operand",
                                     "f32 and KV pages",
                                     "attention plan",
                                     "tokens and attention plan",

@@ -113,6 +113,7 @@ enum class Form : uint8_t {
   kF32,        // f32, each tensor separately
   kUnrotated,  // f32 query, key and value, not yet rotated
   kResidual,   // f32, added to the residual
+  kHalf,       // f16 in the order in which packed_gemm reads them (kernels/linear/half_input.h)
   kPages,      // f32 queries; keys and values in the KV pages
   kAttentionPlan,
   kTokensAndPlan,  // token ids and the attention plan
@@ -147,7 +148,8 @@ struct StepPlan {
   }
 };
 
-// Returns the plan of a step. Of `weights`, only types and shapes matter, not addresses.
+// Returns the plan of a step. Of `weights`, only types, shapes and the presence of biases matter,
+// not addresses.
 StepPlan plan_step(const model::Config& config, const model::Weights& weights, const Limits& limits,
                    const DeviceTraits& device, const StepShape& shape);
 

@@ -75,6 +75,18 @@ class LinearProblem {
 
   const LinearCase& parameters() const { return case_; }
   size_t output_count() const { return is_gate() ? 1 : matrices_.size(); }
+  float row_norm_max(size_t m) const {
+    double largest = 0;
+    for (uint32_t r = 0; r < case_.rows[m]; ++r) {
+      double sum = 0;
+      for (uint32_t k = 0; k < case_.cols; ++k) {
+        const double value = matrices_[m].values[uint64_t{r} * case_.cols + k];
+        sum += value * value;
+      }
+      largest = std::max(largest, sum);
+    }
+    return static_cast<float>(std::sqrt(largest));
+  }
 
   // Limits under which CudaLinear can run it.
   ops::Limits limits() const {
@@ -289,6 +301,18 @@ class PreparedLinear {
   }
   void operator()(const kernels::LinearArgs& args) {
     const Status status = linear_.run(node(args), args, launch);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  // Gate and up that write the f16 operand of `reader`, and the layer that reads it.
+  void write_operand(const kernels::LinearArgs& args, const kernels::Matrix& reader,
+                     float gate_norm, float up_norm) {
+    const Status status = linear_.write_operand(args, reader, gate_norm, up_norm, launch);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  void read_operand(const kernels::LinearArgs& args) {
+    ops::Node reader = node(args);
+    reader.input = ops::Form::kHalf;
+    const Status status = linear_.run(reader, args, launch);
     EXPECT_TRUE(status.ok()) << status.message();
   }
   kernels::Launch launch = device_launch();

@@ -3,6 +3,7 @@
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_vector.h"
 #include "kernels/linear/packed_gemm.h"
+#include "kernels/linear/row_norm.h"
 
 namespace wcuda::testing {
 namespace {
@@ -129,6 +130,86 @@ TEST(GpuPackedGemm, whole_tiles_and_parts_are_close_to_double_precision) {
     const auto outputs = run(problem, problem.limits(), 0, true);
     problem.expect_close(outputs);
     for (int i = 0; i < 3; ++i) EXPECT_EQ(run(problem, problem.limits(), 0), outputs);
+  }
+}
+
+// Two launches of gate and up, and of down. Both forms are the same f16 numbers, scaled by other
+// powers of two; only values that are subnormal in one form differ.
+TEST(GpuPackedGemm, gate_and_up_write_the_operand_that_down_would_convert) {
+  if (!device_traits(device_launch()).has_warpgroup_code) GTEST_SKIP() << "no code for WGMMA";
+  constexpr uint32_t kTokens = 700, kHidden = 2304, kRows = 130;
+  for (const float x_scale : {1.0f, 1e-12f, 1e12f})
+    for (const Epilogue epilogue : {Epilogue::kSiluGate, Epilogue::kGeluTanhGate})
+      for (const uint32_t type : {kQ8_0, kQ4_K, kF16}) {
+        SCOPED_TRACE(std::to_string(type) + " " + std::to_string(x_scale));
+        LinearCase gate_case{{kQ4_0, kQ4_0}, {kHidden, kHidden}, 288, kTokens, epilogue, true};
+        gate_case.x_scale = x_scale;
+        const LinearProblem problem(gate_case);
+        const RandomMatrix matrix = random_matrix(*quant::find_format(type), kRows, kHidden);
+        const DeviceArray<uint8_t> packed_tiles(matrix.packed_tiles);
+        ops::Limits limits = problem.limits();
+        limits.max_batch_tokens = 512;
+        limits.feed_forward_length = kHidden;
+        PreparedLinear linear(limits);
+        linear.launch.is_dependent = true;
+        std::vector<float> converted, written;
+        problem.outputs(
+            [&](const kernels::LinearArgs& gate) {
+              kernels::LinearArgs down;
+              down.tokens = kTokens;
+              down.x = gate.outputs[0];
+              down.matrix_count = 1;
+              down.matrices[0] = {packed_tiles.data(), type, kRows, kHidden};
+              down.epilogue = Epilogue::kAdd;
+              DeviceArray<float> output(std::vector<float>(uint64_t{kTokens} * kRows, 1.0f));
+              down.outputs[0] = output.data();
+              linear(gate);
+              linear(down);
+              converted = output.read();
+              linear.write_operand(gate, down.matrices[0], problem.row_norm_max(0),
+                                   problem.row_norm_max(1));
+              linear.read_operand(down);
+              written = output.read();
+            },
+            0, kTokens);
+
+        ASSERT_EQ(written.size(), converted.size());
+        double error = 0, square = 0;
+        for (size_t i = 0; i < written.size(); ++i) {
+          // The second product is added to the first.
+          const double first = double{converted[i]} - 1.0,
+                       second = double{written[i]} - converted[i];
+          ASSERT_TRUE(std::isfinite(second)) << i;
+          error += (second - first) * (second - first);
+          square += first * first;
+        }
+        EXPECT_GT(square, 0);
+        EXPECT_LT(std::sqrt(error / square), 1e-5);
+      }
+}
+
+TEST(GpuRowNorm, is_the_largest_of_all_calls) {
+  const kernels::Launch launch = device_launch();
+  for (const auto& [rows, cols] : {std::pair{1u, 1u}, {9u, 31u}, {100u, 2050u}}) {
+    std::vector<float> values(uint64_t{rows} * cols);
+    double largest = 0;
+    for (uint32_t r = 0; r < rows; ++r) {
+      double sum = 0;
+      for (uint32_t k = 0; k < cols; ++k) {
+        float& value = values[uint64_t{r} * cols + k];
+        value = random_unit(11, uint64_t{r} * cols + k) * static_cast<float>(r % 7 + 1);
+        sum += double{value} * value;
+      }
+      largest = std::max(largest, sum);
+    }
+    DeviceArray<float> device_values(values), result(std::vector<float>{0.0f});
+
+    EXPECT_EQ(kernels::row_norm_max(device_values.data(), rows, cols, result.data(), launch),
+              cudaSuccess);
+    EXPECT_NEAR(result.read()[0], std::sqrt(largest), 1e-5 * std::sqrt(largest));
+    EXPECT_EQ(kernels::row_norm_max(device_values.data(), 1, 1, result.data(), launch),
+              cudaSuccess);
+    EXPECT_NEAR(result.read()[0], std::sqrt(largest), 1e-5 * std::sqrt(largest));
   }
 }
 

@@ -23,6 +23,9 @@ class FailingOps : public ops::Ops {
   }
   Status warm_up() override { return inner_->warm_up(); }
   const ops::DeviceTraits& device() const override { return inner_->device(); }
+  Result<float> row_norm_max(const ops::Weight& w, void* work, uint64_t bytes) override {
+    return inner_->row_norm_max(w, work, bytes);
+  }
   Status start(const ops::Node& n, const ops::StartArgs& a) override { return inner_->start(n, a); }
   Status embed(const ops::Node& n, const ops::EmbedArgs& a) override { return inner_->embed(n, a); }
   Status linear(const ops::Node& n, const ops::LinearArgs& a) override {

@@ -108,6 +108,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     machine_.kv = static_cast<uint8_t*>(kv_.data());
     machine_.scratch = static_cast<uint8_t*>(scratch_.data());
     WCUDA_TRY(machine_.ops->prepare(limits, machine_.scratch + machine_.layout.ops));
+    WCUDA_TRY(machine_.find_gate_norms());
     WCUDA_TRY(backend_->synchronize());
     WCUDA_TRY(backend_->fill(machine_.kv, machine_.layout.kv_bytes, 0, 1, {}));
     machine_.pool = {{machine_.kv + machine_.layout.pages, limits.kv_type, limits.page_count,
@@ -210,6 +211,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     step_.inputs = &inputs_;
     step_.pool = machine_.pool;
     step_.activations = machine_.activations();
+    step_.gate_norms = machine_.gate_norms.empty() ? nullptr : machine_.gate_norms.data();
     step_.logits_indices = machine_.in_ticket<uint32_t>(0, layout.logits_indices);
     step_.logits = machine_.in_ticket<float>(0, layout.logits);
     step_.hidden_states = machine_.in_ticket<float>(0, layout.hidden_states);

@@ -43,6 +43,40 @@ TEST(LinearPlan, kernels_change_at_the_measured_numbers_of_tokens) {
   }
 }
 
+TEST(LinearPlan, gate_and_up_write_an_operand_where_packed_gemm_reads_it) {
+  LinearShape gate_up;
+  gate_up.token_count = 65;
+  gate_up.matrix_count = 2;
+  gate_up.is_gate = true;
+  gate_up.types[0] = gate_up.types[1] = kQ4_K;
+  gate_up.rows[0] = gate_up.rows[1] = 14336;
+  Limits limits{};
+  limits.max_batch_tokens = 512;
+  const DeviceTraits device = hopper();
+  EXPECT_TRUE(gate_writes_operand(gate_up, limits, device));
+
+  LinearShape few = gate_up, biased = gate_up, mixed = gate_up, odd = gate_up;
+  few.token_count = 64;
+  biased.has_bias = true;
+  mixed.types[1] = kQ6_K;
+  odd.rows[0] = odd.rows[1] = 14336 + 64;
+  for (const LinearShape& shape : {few, biased, mixed, odd})
+    EXPECT_FALSE(gate_writes_operand(shape, limits, device));
+  Limits invariant = limits, small = limits;
+  invariant.batch_invariant = true;
+  small.max_batch_tokens = 511;
+  for (const Limits& other : {invariant, small}) {
+    EXPECT_FALSE(gate_writes_operand(gate_up, other, device));
+    EXPECT_FALSE(needs_gate_norms(other, device));
+  }
+  DeviceTraits ampere = device;
+  ampere.has_warpgroup_code = false;
+  for (const DeviceTraits& other : {ampere, DeviceTraits{}}) {
+    EXPECT_FALSE(gate_writes_operand(gate_up, limits, other));
+    EXPECT_FALSE(needs_gate_norms(limits, other));
+  }
+}
+
 // linear_batch and packed_gemm then give the same bits.
 TEST(LinearPlan, batch_invariance_leaves_out_the_vector_kernel) {
   for (const uint32_t tokens : {1u, 8u, 64u})

@@ -2,9 +2,14 @@
 // previous one has ended, requests its first weights, and then waits for the previous kernel.
 #include "llm/ops/cuda/cuda_ops.h"
 
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include "core/backend/cuda_device.h"
 #include "core/base/checked.h"
 #include "kernels/linear/fused_layers.h"
+#include "kernels/linear/row_norm.h"
 #include "kernels/ptx/code.h"
 #include "kernels/sampling/token_logprobs.h"
 #include "kernels/shared/arena.h"
@@ -67,6 +72,7 @@ class CudaOps final : public Ops {
   Status warm_up() override { return {}; }
   Stream stream() const override { return stream_; }
 
+  Result<float> row_norm_max(const Weight& weight, void* work, uint64_t work_bytes) override;
   Status start(const Node& node, const StartArgs& args) override;
   Status embed(const Node& node, const EmbedArgs& args) override;
   Status linear(const Node& node, const LinearArgs& args) override;
@@ -118,6 +124,36 @@ Status CudaOps::prepare(const Limits& limits, void* scratch) {
   });
 }
 
+Result<float> CudaOps::row_norm_max(const Weight& weight, void* work, uint64_t work_bytes) {
+  // The result, then as many f32 rows as fit, then the numbers of all rows.
+  constexpr uint64_t kResultBytes = 256;
+  const uint64_t row_bytes = uint64_t{weight.cols} * 4, numbers_bytes = uint64_t{weight.rows} * 4;
+  WCUDA_CHECK(work_bytes >= kResultBytes + row_bytes + numbers_bytes);
+  const uint64_t fitting = (work_bytes - kResultBytes - numbers_bytes) / row_bytes;
+  const auto count_max = static_cast<uint32_t>(std::min<uint64_t>(fitting, weight.rows));
+  auto* const result = static_cast<float*>(work);
+  auto* const values = reinterpret_cast<float*>(static_cast<uint8_t*>(work) + kResultBytes);
+  auto* const numbers = reinterpret_cast<int32_t*>(values + uint64_t{count_max} * weight.cols);
+  std::vector<int32_t> rows(weight.rows);
+  std::iota(rows.begin(), rows.end(), 0);
+  float norm = 0.0f;
+  WCUDA_TRY(backend_->copy_to_device(result, &norm, sizeof norm));
+  WCUDA_TRY(backend_->copy_to_device(numbers, rows.data(), numbers_bytes));
+  WCUDA_TRY(backend_->queue(stream_, [&]() -> Status {
+    for (uint32_t first = 0; first < weight.rows; first += count_max) {
+      const uint32_t count = std::min(count_max, weight.rows - first);
+      WCUDA_TRY(check(kernels::embed(numbers + first, count, matrix(weight), 1.0f, values, launch_),
+                      "embed"));
+      WCUDA_TRY(check(kernels::row_norm_max(values, count, weight.cols, result, launch_),
+                      "row_norm_max"));
+    }
+    return {};
+  }));
+  WCUDA_TRY(backend_->synchronize(stream_));
+  WCUDA_TRY(backend_->copy_to_host(&norm, result, sizeof norm));
+  return norm;
+}
+
 Status CudaOps::start(const Node& node, const StartArgs& args) {
   // This is the first kernel of a step: the previous step may still read what it overwrites.
   kernels::Launch first = launch_;
@@ -146,7 +182,11 @@ Status CudaOps::embed(const Node&, const EmbedArgs& args) {
 }
 
 Status CudaOps::linear(const Node& node, const LinearArgs& args) {
-  return linear_.run(node, linear_args(args), launch_);
+  if (node.output != Form::kHalf) return linear_.run(node, linear_args(args), launch_);
+  WCUDA_CHECK(args.reader != nullptr);
+  WCUDA_CHECK(node.kernel == Kernel::kPackedGemm && args.gate_norms.gate > 0.0f);
+  return linear_.write_operand(linear_args(args), matrix(*args.reader), args.gate_norms.gate,
+                               args.gate_norms.up, launch_);
 }
 
 Status CudaOps::persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) {

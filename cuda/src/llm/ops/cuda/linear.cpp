@@ -8,6 +8,7 @@
 #include "kernels/linear/linear_vector.h"
 #include "kernels/linear/packed_gemm.h"
 #include "kernels/shared/arena.h"
+#include "kernels/shared/rounding.h"
 
 namespace wcuda::ops {
 namespace {
@@ -18,9 +19,20 @@ using kernels::LinearArgs;
 
 static_assert(kVectorTokensMax == kernels::kLinearVectorTokensMax);
 
-// Returns the most tokens of one launch of linear_batch or packed_gemm.
+// f16 activations of one launch of linear_batch or packed_gemm, unless 2,048 tokens need more.
+constexpr uint32_t kInputBytesMax = 64u << 20;
+
+uint32_t cols_max(const Limits& limits) {
+  return std::max({limits.embedding_length, limits.feed_forward_length,
+                   limits.head_count * limits.head_length});
+}
+
+// Returns the most tokens of one launch. Small models need many, so that there are tiles for all
+// SMs.
 uint32_t tokens_max(const Limits& limits) {
-  return std::clamp(std::max(limits.max_batch_tokens, limits.max_logits_rows), 1u, 2048u);
+  const uint32_t wanted = std::max(limits.max_batch_tokens, limits.max_logits_rows);
+  return std::clamp(wanted, 1u,
+                    std::max(kInputBytesMax / 2 / std::max(cols_max(limits), 1u), 2048u));
 }
 
 // Returns WCUDA_DEVICE_ERROR with the call's name and the runtime's text, unless it succeeded.
@@ -80,18 +92,17 @@ LinearArgs half_of(const LinearArgs& gate, uint32_t m, Epilogue epilogue) {
 }  // namespace
 
 CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const Launch& launch) {
-  const uint32_t cols_max = std::max({limits.embedding_length, limits.feed_forward_length,
-                                      limits.head_count * limits.head_length});
+  const uint32_t cols = cols_max(limits);
   Scratch scratch;
   Arena arena;
   scratch.input =
-      arena.reserve(std::max(kernels::linear_batch_scratch_bytes(cols_max, tokens_max(limits)),
-                             kernels::packed_gemm_input_bytes(cols_max, tokens_max(limits))));
+      arena.reserve(std::max(kernels::linear_batch_scratch_bytes(cols, tokens_max(limits)),
+                             kernels::packed_gemm_input_bytes(cols, tokens_max(limits))));
   scratch.vector_bytes = vector_scratch_bytes(limits, launch);
   scratch.vector = arena.reserve(scratch.vector_bytes);
   scratch.gemm_bytes = kernels::packed_gemm_scratch_bytes(launch);
   scratch.gemm = arena.reserve(scratch.gemm_bytes);
-  scratch.persistent_bytes = kernels::fused_layers_scratch_bytes(cols_max, limits.embedding_length);
+  scratch.persistent_bytes = kernels::fused_layers_scratch_bytes(cols, limits.embedding_length);
   scratch.persistent = arena.reserve(scratch.persistent_bytes);
   scratch.bytes = arena.bytes();
   return scratch;
@@ -112,6 +123,39 @@ cudaError_t CudaLinear::prepare(const Limits& limits, const Launch& launch, void
                           scratch_.gemm + scratch_.gemm_bytes - scratch_.vector, launch.stream))
     return status;
   return kernels::fused_layers_prepare(at(scratch_.persistent), scratch_.persistent_bytes, launch);
+}
+
+uint32_t CudaLinear::launch_tokens(uint32_t tokens) const {
+  // As equal as whole tiles allow.
+  const uint32_t launches = kernels::divide_up(std::max(tokens, 1u), tokens_max_);
+  return std::min(kernels::round_up(kernels::divide_up(tokens, launches), 256), tokens_max_);
+}
+
+Status CudaLinear::write_operand(const LinearArgs& args, const kernels::Matrix& reader,
+                                 float gate_norm, float up_norm, const Launch& launch) {
+  WCUDA_CHECK(memory_ != nullptr && args.matrix_count == 2 && reader.cols == args.matrices[0].rows);
+  Launch gemm = launch;
+  gemm.scratch = at(scratch_.gemm);
+  gemm.scratch_bytes = scratch_.gemm_bytes;
+  auto* half = reinterpret_cast<uint8_t*>(args.outputs[0]);
+  const uint32_t tokens = launch_tokens(args.tokens);
+  for (uint32_t first = 0; first < args.tokens; first += tokens) {
+    const LinearArgs part = tokens_of(args, first, std::min(args.tokens - first, tokens));
+    LinearArgs read;  // the launch that will read these tokens
+    read.tokens = part.tokens;
+    read.matrix_count = 1;
+    read.matrices[0] = reader;
+    read.epilogue = Epilogue::kAdd;
+    kernels::GemmOperand operand;
+    WCUDA_CHECK(kernels::packed_gemm_operand(read, is_batch_invariant_, half, gemm, &operand));
+    operand.gate_norm = gate_norm;
+    operand.up_norm = up_norm;
+    WCUDA_TRY(check_launch(
+        kernels::packed_gemm(part, is_batch_invariant_, at(scratch_.input), gemm, operand),
+        "packed_gemm"));
+    half += kernels::packed_gemm_input_bytes(reader.cols, part.tokens);
+  }
+  return {};
 }
 
 Status CudaLinear::run(const Node& node, const LinearArgs& args, const Launch& launch) {
@@ -135,15 +179,21 @@ Status CudaLinear::run(const Node& node, const LinearArgs& args, const Launch& l
   gemm.scratch = at(scratch_.gemm);
   gemm.scratch_bytes = scratch_.gemm_bytes;
   void* const input = at(scratch_.input);
-  for (uint32_t first = 0; first < args.tokens; first += tokens_max_) {
-    const LinearArgs part = tokens_of(args, first, std::min(args.tokens - first, tokens_max_));
+  const bool is_half = node.input == Form::kHalf;
+  auto* half = reinterpret_cast<uint8_t*>(const_cast<float*>(args.x));
+  const uint32_t tokens = launch_tokens(args.tokens);
+  for (uint32_t first = 0; first < args.tokens; first += tokens) {
+    LinearArgs part = tokens_of(args, first, std::min(args.tokens - first, tokens));
     if (node.kernel == Kernel::kLinearBatch) {
       WCUDA_TRY(check_launch(kernels::linear_batch(part, is_batch_invariant_, input, launch),
                              "linear_batch"));
     } else {
       WCUDA_CHECK(node.kernel == Kernel::kPackedGemm);
-      WCUDA_TRY(check_launch(kernels::packed_gemm(part, is_batch_invariant_, input, gemm),
-                             "packed_gemm"));
+      if (is_half) part.x = nullptr;
+      WCUDA_TRY(check_launch(
+          kernels::packed_gemm(part, is_batch_invariant_, is_half ? half : input, gemm),
+          "packed_gemm"));
+      half += kernels::packed_gemm_input_bytes(args.matrices[0].cols, part.tokens);
     }
   }
   return {};

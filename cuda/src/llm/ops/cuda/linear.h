@@ -25,6 +25,9 @@ class CudaLinear {
   // Queues the layer with the kernel of `node`. Sizes must be within the limits of prepare(). With
   // batch_invariant, a token's bits depend only on its own x.
   Status run(const Node& node, const kernels::LinearArgs& args, const kernels::Launch& launch);
+  // Queues gate and up, which write the f16 operand of `reader` to outputs[0].
+  Status write_operand(const kernels::LinearArgs& args, const kernels::Matrix& reader,
+                       float gate_norm, float up_norm, const kernels::Launch& launch);
   // Queues layers of one token in one kernel.
   Status run_persistent(const kernels::LinearArgs* layers, uint32_t count,
                         const kernels::Launch& launch);
@@ -44,6 +47,8 @@ class CudaLinear {
   static Scratch layout(const Limits& limits, const kernels::Launch& launch);
 
   uint8_t* at(uint64_t offset) const { return static_cast<uint8_t*>(memory_) + offset; }
+  // Returns the tokens of each launch but the last.
+  uint32_t launch_tokens(uint32_t tokens) const;
 
   bool is_batch_invariant_ = false;
   uint32_t tokens_max_ = 0;  // tokens per launch
