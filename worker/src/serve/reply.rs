@@ -42,6 +42,8 @@ pub struct Reply {
     offsets: Vec<usize>,
     /// Calls of each choice so far.
     call_counts: Vec<usize>,
+    /// A chunk up to its choice, which is the same in all of them; empty before the first.
+    chunk_head: Vec<u8>,
 }
 
 impl Reply {
@@ -63,6 +65,7 @@ impl Reply {
             prompt_columns: Columns::default(),
             offsets: vec![0; parameters.request.choices as usize],
             call_counts: vec![0; parameters.request.choices as usize],
+            chunk_head: Vec::new(),
         }
     }
 
@@ -209,7 +212,7 @@ impl Reply {
         Some(chunk)
     }
 
-    /// A chunk with new text, and with the reason if the choice has ended.
+    /// The choice of a chunk with new text, and with the reason if the choice has ended.
     fn new_part(&mut self, index: usize, part: &Part) -> Value {
         let mut choice = self.choice(index, part, Columns::default());
         match self.api {
@@ -217,7 +220,7 @@ impl Reply {
             Api::Chat => choice["delta"] = self.delta(index, part),
             Api::Text => choice["text"] = json!(part.text),
         }
-        self.chunk(choice)
+        choice
     }
 
     /// The last chunk, if it was asked for.
@@ -367,8 +370,19 @@ impl Wire for Reply {
     }
 
     fn part(&mut self, index: usize, part: &Part, out: &mut Vec<u8>) {
-        let chunk = self.new_part(index, part);
-        write(&chunk, out);
+        if self.chunk_head.is_empty() {
+            let empty = self.envelope(self.chunk_object(), Vec::new());
+            self.chunk_head = format!("data: {empty}").into_bytes();
+            self.chunk_head.truncate(self.chunk_head.len() - "]}".len());
+        }
+        let choice = self.new_part(index, part);
+        out.extend_from_slice(&self.chunk_head);
+        // A value is valid JSON, and memory takes all bytes.
+        let _ = serde_json::to_writer(&mut *out, &choice);
+        out.extend_from_slice(match self.include_usage {
+            true => b"],\"usage\":null}\n\n",
+            false => b"]}\n\n",
+        });
     }
 
     fn end(&mut self, usage: &Usage, reasoning_tokens: u32, out: &mut Vec<u8>) {

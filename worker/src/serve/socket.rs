@@ -139,8 +139,9 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let unfilled = buffer.initialize_unfilled();
-        let read = |socket: SockRef<'_>| io::Read::read(&mut &*socket, unfilled);
+        // The buffer is zeroed when there is something to read, not whenever the task looks.
+        let read =
+            |socket: SockRef<'_>| io::Read::read(&mut &*socket, buffer.initialize_unfilled());
         let count = ready!(self.socket.poll_io(Interest::READABLE, context, read))?;
         buffer.advance(count);
         Poll::Ready(Ok(()))

@@ -37,6 +37,8 @@ pub(super) struct Job {
 pub(super) struct Queue {
     events: VecDeque<Event>,
     waker: Option<Waker>,
+    /// The receiver's thread waits. Without one there is none to wake, which takes a system call.
+    is_awaited: bool,
     /// The last event was taken.
     is_finished: bool,
     /// There is no receiver any more.
@@ -107,8 +109,11 @@ impl Job {
         }
         queue.events.push_back(event);
         let waker = queue.waker.take();
+        let is_awaited = queue.is_awaited;
         drop(queue);
-        self.arrived.notify_one();
+        if is_awaited {
+            self.arrived.notify_one();
+        }
         if let Some(waker) = waker {
             // The waker is the caller's code: its panic must not end the requests of others.
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
@@ -219,8 +224,12 @@ impl EventReceiver {
             if let Some(event) = self.job.pop(&self.shared, &mut queue) {
                 return Some(event);
             }
-            queue = match end.map(|end| end.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return None,
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return None;
+            }
+            queue.is_awaited = true;
+            queue = match left {
                 Some(left) => {
                     let waited = self.job.arrived.wait_timeout(queue, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
@@ -230,6 +239,7 @@ impl EventReceiver {
                     waited.unwrap_or_else(PoisonError::into_inner)
                 }
             };
+            queue.is_awaited = false;
         }
     }
 }
