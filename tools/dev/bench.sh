@@ -40,6 +40,9 @@ bench_host() {
   "$TARGET/release/worker-orcd" bench --model "${MODEL:-$DEMO_MODEL}" "$@"
   say
   cargo_tested bench --quiet --features constraints,zctl --bench masks --bench scheduler --bench zctl_replay
+  say
+  say "== serve"
+  bench_serve events http many
   local bench
   for bench in "$NATIVE"/host/bench/*_bench; do
     say
@@ -50,6 +53,12 @@ bench_host() {
       *) "$bench" ;;
     esac
   done
+}
+
+# bench_serve PART…: worker/benches/serve on the host's engine.
+bench_serve() {
+  cargo_tested bench --quiet -p worker-orcd --bench serve -- --model "${MODEL:-$DEMO_MODEL}" streams=8 depth=32 tokens=64 \
+    turns=5 repeat=1 batch=256 kv-tokens=40000 http-percent-10=30 "$@"
 }
 
 # bench_cpu_peer [--formats LIST] [OPTION…]: further options are those of cpu_peer.py; with --rows FILE the formats may

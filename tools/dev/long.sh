@@ -22,6 +22,8 @@ long_steps() {
     "$(fingerprint src/scheduler src/llm cuda/src/llm tests/scheduler_histories.rs tests/support)" host_histories
   step_unless_unchanged "200 answers under ten schemas" \
     "$(fingerprint src/llm/generate src/scheduler cuda/src/llm tests/constraints.rs)" rule_generations
+  step_unless_unchanged "1,000 streams for an hour" \
+    "$(fingerprint src worker/src worker/benches cuda/src)" streams_for_an_hour
   step "package" package_twice
   step "CUDA, all architectures" native_cuda_all
   step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
@@ -48,6 +50,13 @@ fuzz_abi_threads() {
 rule_generations() {
   RULE_GENERATIONS=20 cargo_tested test -p worker-cuda --release --quiet --features constraints --test constraints \
     a_model_answers -- --nocapture
+}
+
+# None of 1,000 streams at once is lost in an hour, and the memory does not grow.
+streams_for_an_hour() {
+  source tools/dev/bench.sh
+  bench_serve many many-seconds=3600 | tee "$TARGET/dev/streams.txt"
+  ! grep -qE ': (missed|grows)$' "$TARGET/dev/streams.txt"
 }
 
 # Licences, duplicates and sources of the dependencies (deny.toml); known vulnerabilities where their database is reachable.

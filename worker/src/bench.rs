@@ -39,6 +39,13 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..))]
     depth: u32,
+    /// Sequences that are decoded at once
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    streams: u32,
+    /// Sampling temperature of decode; 0: always the most probable token
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
     /// Measurements of each kind, after one warm-up
     #[arg(long, value_name = "N", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -89,6 +96,7 @@ pub fn run(args: Args) -> Outcome {
     let longest = args.prompt_tokens.iter().copied().max().unwrap_or(1);
     let need = longest.max(args.depth.saturating_add(args.tokens));
     let mut options = args.engine.options(model.info().context_length);
+    options = options.max_sequences(args.streams);
     if args.engine.context.is_none() {
         options = options.max_sequence_tokens(need);
     }
@@ -115,12 +123,16 @@ pub fn run(args: Args) -> Outcome {
             bytes_per_token: None,
         });
     }
-    let times = measure(args.repeat, || bench.decode(args.depth, args.tokens))?;
-    let work = format!("decode {} at {}", args.tokens, args.depth);
-    let bytes_per_token = Some(machine::bytes_per_token(&gguf)?);
+    let times = measure(args.repeat, || bench.decode(&args))?;
+    let mut work = format!("decode {} at {}", args.tokens, args.depth);
+    if args.streams > 1 {
+        work += &format!(", {} streams", args.streams);
+    }
+    // A step reads them once for all streams.
+    let bytes_per_token = Some(machine::bytes_per_token(&gguf)? / u64::from(args.streams));
     rows.push(Measured {
         work,
-        tokens: args.tokens,
+        tokens: args.tokens * args.streams,
         times,
         bytes_per_token,
     });
@@ -185,20 +197,28 @@ impl Bench {
         Ok(started.elapsed())
     }
 
-    /// Time to generate tokens after a prompt, with two steps in flight.
-    fn decode(&mut self, depth: u32, tokens: u32) -> Outcome<Duration> {
-        let greedy = Sampling::greedy();
-        let sequence = self.engine.create_sequence()?;
-        self.compute_prompt(&sequence, &self.prompt(depth))?;
+    /// Time to generate tokens of each stream after a prompt, with two steps in flight.
+    fn decode(&mut self, args: &Args) -> Outcome<Duration> {
+        let (mut sequences, mut samplings) = (Vec::new(), Vec::new());
+        let prompt = self.prompt(args.depth);
+        for stream in 0..u64::from(args.streams) {
+            let sequence = self.engine.create_sequence()?;
+            self.compute_prompt(&sequence, &prompt)?;
+            sequences.push(sequence);
+            samplings.push(Sampling::with_temperature(args.temperature, stream));
+        }
         let mut output = StepOutput::default();
         let mut in_flight = VecDeque::new();
         let started = Instant::now();
-        for _ in 0..tokens {
+        for _ in 0..args.tokens {
             if in_flight.len() == 2 {
                 self.wait_oldest(&mut in_flight, &mut output)?;
             }
-            let row = Row::feed_sampled(&sequence).sample(&greedy);
-            in_flight.push_back(self.engine.submit(&Step::new().row(row))?);
+            let mut step = Step::new();
+            for (sequence, sampling) in sequences.iter().zip(&samplings) {
+                step = step.row(Row::feed_sampled(sequence).sample(sampling));
+            }
+            in_flight.push_back(self.engine.submit(&step)?);
         }
         while !in_flight.is_empty() {
             self.wait_oldest(&mut in_flight, &mut output)?;
