@@ -57,11 +57,12 @@ fuzz_run() {
 }
 
 # fuzz_for NAME CPU_SECONDS: a target until it has used this processor time, however busy the machine is. At SIGUSR1
-# libFuzzer ends after the input at hand, with success.
+# libFuzzer ends after the input at hand, with success. Its limit for an input is the clock's, which at low priority runs
+# much faster than the input.
 fuzz_for() {
   local name=$1 pid seconds log
   log=$(mktemp)
-  fuzz_command "$name"
+  fuzz_command "$name" -timeout=300
   "${FUZZ_COMMAND[@]}" >"$log" 2>&1 &
   pid=$!
   while sleep 0.5 && seconds=$(cpu_seconds $pid own) && [ "$seconds" -lt "$2" ]; do :; done
