@@ -24,6 +24,8 @@ long_steps() {
     "$(fingerprint src/llm/generate src/scheduler cuda/src/llm tests/constraints.rs)" rule_generations
   step_unless_unchanged "1,000 streams for an hour" \
     "$(fingerprint src worker/src worker/benches cuda/src)" streams_for_an_hour
+  step_unless_unchanged "200 answers of each real model with drafts" \
+    "$(fingerprint src/llm src/scheduler cuda/src/llm tests/draft_answers.rs)" draft_answers
   step "package" package_twice
   step "CUDA, all architectures" native_cuda_all
   step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
@@ -57,6 +59,13 @@ streams_for_an_hour() {
   source tools/dev/bench.sh
   bench_serve many many-seconds=3600 | tee "$TARGET/dev/streams.txt"
   ! grep -qE ': (missed|grows)$' "$TARGET/dev/streams.txt"
+}
+
+# Greedy, sampled, with penalties and under a schema.
+draft_answers() {
+  need_coder_model
+  DRAFT_PROMPTS=200 CODER_MODEL=$CODER_MODEL cargo_tested test -p worker-cuda --release --quiet --features constraints \
+    --test draft_answers -- --nocapture
 }
 
 # Licences, duplicates and sources of the dependencies (deny.toml); known vulnerabilities where their database is reachable.

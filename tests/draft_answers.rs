@@ -1,0 +1,232 @@
+//! Real models: the answers of a service that verifies drafts are, token for token, those of one that does not.
+//!
+//! The clock of the service that is compared stands still, so that costs are unknown and every draft is verified.
+//! `DRAFT_PROMPTS` sets the number of prompts for each model; with it `CODER_MODEL` names a second one.
+#![cfg(feature = "constraints")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use worker_cuda::generate::constraints::{Compiler, Rule};
+use worker_cuda::generate::service::{
+    Clock, Constrained, Drafting, Event, EventReceiver, Options, Request, Usage,
+};
+use worker_cuda::generate::{FinishReason, NgramDraft, Service};
+use worker_cuda::text::Tokenizer;
+use worker_cuda::{Backend, CudaContext, EngineOptions, Gguf, Model, Sampling, Token};
+
+#[path = "support/real_model.rs"]
+mod real_model;
+
+const NAMES: [&str; 8] = [
+    "orders",
+    "invoices",
+    "customers",
+    "tickets",
+    "shipments",
+    "readings",
+    "accounts",
+    "messages",
+];
+
+/// A part of a program that differs with `number`.
+fn code(number: usize) -> String {
+    let name = NAMES[number % NAMES.len()];
+    let limit = 10 + 7 * number;
+    format!(
+        "class {name}_store:\n    def __init__(self, path):\n        self.path = path\n        self.{name} = []\n\n    \
+         def load(self):\n        with open(self.path) as file:\n            for line in file:\n                \
+         self.{name}.append(line.strip())\n        return len(self.{name})\n\n    \
+         def first(self, count={limit}):\n        return self.{name}[:count]\n"
+    )
+}
+
+/// An edit of a program, answered greedily.
+fn edit(number: usize) -> Request {
+    let program = code(number);
+    let mut request = Request::user(format!(
+        "Add a method `clear` at the end of this class, which empties the list. Write the whole class, and nothing \
+         else.\n\n```python\n{program}```"
+    ));
+    request.prediction = format!("```python\n{program}");
+    request
+}
+
+/// Edits, sampled summaries with and without penalties, and JSON.
+fn request(number: usize, rule: &Constrained) -> Request {
+    let mut request = match number % 4 {
+        0 => edit(number / 4),
+        1 => Request::user(format!(
+            "Repeat this text twice, then explain it.\n\n{}",
+            code(number)
+        )),
+        2 => Request::user(format!("List the words of this text.\n\n{}", code(number))),
+        _ => Request::user(format!(
+            "Describe this class as JSON with name and methods.\n\n{}",
+            code(number)
+        )),
+    };
+    let seed = number as u64;
+    match number % 4 {
+        1 => {
+            request.sampling = Sampling::with_temperature(0.7, seed);
+            request.sampling.top_p = 0.9;
+        }
+        2 => {
+            request.sampling = Sampling::with_temperature(0.4, seed);
+            request.sampling.repetition_penalty = 1.05;
+            request.sampling.presence_penalty = 0.2;
+        }
+        3 => request.constraint = Some(rule.clone()),
+        _ => {}
+    }
+    request.sampling.top_logprobs = 2;
+    request
+}
+
+/// Tokens with the bits of all log probabilities, text and end.
+type Output = (
+    Vec<(Token, u32, Vec<(Token, u32)>)>,
+    String,
+    Option<FinishReason>,
+);
+
+fn output(events: EventReceiver) -> (Output, Usage) {
+    let (mut output, mut total) = (Output::default(), None);
+    for event in events {
+        match event {
+            Event::Token(token) => {
+                let bits = |&(id, logprob): &(Token, f32)| (id, logprob.to_bits());
+                let top = token.top.iter().map(bits).collect();
+                output.0.push((token.token, token.logprob.to_bits(), top));
+                output.1 += &token.text;
+            }
+            Event::Finished { reason, text, .. } => {
+                output.1 += &text;
+                output.2 = Some(reason);
+            }
+            Event::Done(usage) => total = Some(usage),
+            Event::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+    (output, total.expect("an end"))
+}
+
+fn start(model: &Model, tokenizer: &Arc<Tokenizer>, drafts: u32, clock: Clock) -> Service {
+    let engine = EngineOptions::new()
+        .max_sequences(16)
+        .max_batch_tokens(256)
+        .max_top_logprobs(2)
+        .max_draft_tokens(16 * drafts)
+        .kv_tokens(16 << 10);
+    let mut options = Options::default();
+    // Others use the machine, too.
+    (options.mask_time, options.queue_timeout) = (None, Duration::MAX);
+    options.clock = clock;
+    let make = move || Drafting::new(drafts as usize, || Box::new(NgramDraft::new()));
+    options.drafting = (drafts > 0).then(make);
+    Service::with_tokenizer(model, &engine, tokenizer.clone(), options).unwrap()
+}
+
+/// Seconds and tokens of requests one after the other.
+fn time(service: &Service, requests: &[Request]) -> (f64, Usage) {
+    let (begin, mut total) = (Instant::now(), Usage::default());
+    for request in requests {
+        let usage = output(service.submit(request).unwrap()).1;
+        total.completion_tokens += usage.completion_tokens;
+        total.draft_tokens += usage.draft_tokens;
+        total.accepted_draft_tokens += usage.accepted_draft_tokens;
+    }
+    (begin.elapsed().as_secs_f64(), total)
+}
+
+fn compare(path: &Path, prompts: usize, tokens: u32, measures: bool) {
+    let context = CudaContext::builder().backend(Backend::Host);
+    let context = context.host_threads(2).open().unwrap();
+    let model = Model::load(&context, &Gguf::open(path).unwrap()).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_gguf(model.gguf()).unwrap());
+    let start = |drafts, clock| start(&model, &tokenizer, drafts, clock);
+    let (plain, drafted) = (start(0, Clock::system()), start(8, Clock::manual()));
+    let compiler = Compiler::new(&tokenizer, model.info().vocabulary_size).unwrap();
+    let rule = Rule::JsonSchema(json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "maxLength": 40 },
+            "methods": { "type": "array", "items": { "type": "string" }, "maxItems": 5 },
+        },
+        "required": ["name", "methods"],
+    }));
+    let rule = Constrained::new(compiler.compile(&rule).unwrap());
+    let requests: Vec<Request> = (0..prompts)
+        .map(|number| {
+            let mut request = request(number, &rule);
+            request.max_tokens = Some(tokens);
+            request
+        })
+        .collect();
+
+    let outputs = |service: &Service, requests: &[Request]| -> Vec<(Output, Usage)> {
+        let running: Vec<_> = requests
+            .iter()
+            .map(|request| service.submit(request).unwrap())
+            .collect();
+        running.into_iter().map(output).collect()
+    };
+    let expected = outputs(&plain, &requests);
+    // At once, then a few alone, which have more drafts.
+    let alone = requests.len().min(8);
+    let mut found = outputs(&drafted, &requests);
+    for request in &requests[..alone] {
+        found.push(output(drafted.submit(request).unwrap()));
+    }
+    let mut accepted = 0;
+    for (number, (found, usage)) in found.iter().enumerate() {
+        let number = number.checked_sub(requests.len()).unwrap_or(number);
+        assert_eq!(*found, expected[number].0, "prompt {number}");
+        accepted += usage.accepted_draft_tokens;
+    }
+    let stats = drafted.stats();
+    println!(
+        "{}: {prompts} prompts, {accepted} of {} drafts held",
+        path.display(),
+        stats.draft_tokens
+    );
+    assert_eq!(plain.stats().draft_tokens, 0);
+    assert!(accepted > 0);
+    drop(drafted);
+
+    if measures {
+        let edits: Vec<Request> = (0..8).map(edit).collect();
+        let drafted = start(8, Clock::system());
+        for (name, service) in [("without", &plain), ("with", &drafted)] {
+            let (seconds, usage) = time(service, &edits);
+            println!(
+                "edits one by one, {name} drafts: {} tokens, {:.1} a second, {} of {} drafts held",
+                usage.completion_tokens,
+                f64::from(usage.completion_tokens) / seconds,
+                usage.accepted_draft_tokens,
+                usage.draft_tokens
+            );
+        }
+    }
+}
+
+#[test]
+fn answers_of_real_models_with_drafts_are_those_without() {
+    let Some(path) = real_model::real_model() else {
+        return;
+    };
+    let count = std::env::var("DRAFT_PROMPTS").ok();
+    let Some(count) = count.and_then(|count| count.parse().ok()) else {
+        compare(&path, 4, 24, false);
+        return;
+    };
+    compare(&path, count, 64, true);
+    match std::env::var_os("CODER_MODEL") {
+        Some(coder) => compare(Path::new(&coder), count, 64, true),
+        None => println!("skipped: no second model; CODER_MODEL names none"),
+    }
+}
