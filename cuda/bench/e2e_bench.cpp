@@ -6,7 +6,7 @@
 //             [--prompts A,B] [--tokens N] [--batch N] [--kv f16|q8_0|fp8] [--batch-invariant
 //             off|on]
 //             [--folder DIR] [--json FILE] [SHAPE:MIX:WORK,WORK…[:OPTION=VALUE;…]]…
-//   e2e_bench --write SHAPE:MIX FILE
+//   e2e_bench --write SHAPE:MIX FILE     (with a vocabulary, so that it can be served)
 //   e2e_bench --serve FILE THREADS
 //
 // --serve loads a model on the host backend and does what its input asks for, line by line, as
@@ -651,7 +651,7 @@ Status write_model(const std::string& name, const char* path) {
   const std::vector<std::string> parts = split(name, ':');
   if (parts.size() != 2)
     return Status::error(WCUDA_INVALID_ARGUMENT, "%s: SHAPE:MIX", name.c_str());
-  WCUDA_ASSIGN(const SyntheticModel model, SyntheticModel::make(parts[0], parts[1]));
+  WCUDA_ASSIGN(const SyntheticModel model, SyntheticModel::make(parts[0], parts[1], true));
   return model.write(path);
 }
 

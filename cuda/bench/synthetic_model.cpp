@@ -63,9 +63,39 @@ struct Metadata {
     begin(key, 6);
     append(&bytes, value);
   }
+  void texts(const std::string& key, const std::vector<std::string>& values) {
+    begin(key, 9);
+    append(&bytes, uint32_t{8});
+    append(&bytes, uint64_t{values.size()});
+    for (const std::string& value : values) append_text(&bytes, value);
+  }
 };
 
-Metadata metadata(const Shape& shape, const std::string& mix) {
+// Byte-level BPE: the bytes as GPT-2 writes them, then words, " x256" and so on, that no merge
+// makes. The last token ends a text.
+void add_vocabulary(uint32_t size, Metadata* data) {
+  const auto character = [](uint32_t code) {  // below 0x800, as UTF-8
+    if (code < 0x80) return std::string(1, static_cast<char>(code));
+    return std::string{static_cast<char>(0xc0 | code >> 6),
+                       static_cast<char>(0x80 | (code & 0x3f))};
+  };
+  const std::string space = character(0x120);
+  std::vector<std::string> tokens;
+  uint32_t next = 256;
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    const bool is_shown = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
+    tokens.push_back(character(is_shown ? byte : next++));
+  }
+  tokens.push_back(space + "x");
+  while (tokens.size() < size) tokens.push_back(space + "x" + std::to_string(tokens.size()));
+  data->text("tokenizer.ggml.model", "gpt2");
+  data->text("tokenizer.ggml.pre", "gpt-2");
+  data->texts("tokenizer.ggml.tokens", tokens);
+  data->texts("tokenizer.ggml.merges", {space + " x"});
+  data->u32("tokenizer.ggml.eos_token_id", size - 1);
+}
+
+Metadata metadata(const Shape& shape, const std::string& mix, bool has_vocabulary) {
   Metadata data;
   data.text("general.architecture", "llama");
   data.text("general.name", std::string("synthetic ") + shape.name + " " + mix);
@@ -81,7 +111,10 @@ Metadata metadata(const Shape& shape, const std::string& mix) {
   data.u32("llama.vocab_size", shape.vocabulary_size);
   data.f32("llama.rope.freq_base", 500000.0f);
   data.f32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
-  data.text("tokenizer.ggml.model", "no_vocab");
+  if (has_vocabulary)
+    add_vocabulary(shape.vocabulary_size, &data);
+  else
+    data.text("tokenizer.ggml.model", "no_vocab");
   return data;
 }
 
@@ -118,7 +151,8 @@ const Shape* find_shape(const std::string& name) {
   return nullptr;
 }
 
-Result<SyntheticModel> SyntheticModel::make(const std::string& shape, const std::string& mix) {
+Result<SyntheticModel> SyntheticModel::make(const std::string& shape, const std::string& mix,
+                                            bool has_vocabulary) {
   SyntheticModel model;
   model.shape_ = find_shape(shape);
   if (model.shape_ == nullptr)
@@ -137,7 +171,7 @@ Result<SyntheticModel> SyntheticModel::make(const std::string& shape, const std:
   model.add_norm("output_norm.weight");
   if (!s.tied_embeddings)
     model.add("output.weight", "output", 0, s.vocabulary_size, s.embedding_length);
-  model.place_tensors();
+  model.place_tensors(has_vocabulary);
   return model;
 }
 
@@ -196,8 +230,8 @@ void SyntheticModel::add_norm(const std::string& name) {
 }
 
 // Writes the header; tensors follow it in order, each aligned.
-void SyntheticModel::place_tensors() {
-  const Metadata data = metadata(*shape_, mix_);
+void SyntheticModel::place_tensors(bool has_vocabulary) {
+  const Metadata data = metadata(*shape_, mix_, has_vocabulary);
   append(&header_, uint32_t{0x46554747});  // GGUF
   append(&header_, uint32_t{3});
   append(&header_, uint64_t{tensors_.size()});

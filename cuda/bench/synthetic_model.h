@@ -29,15 +29,17 @@ struct Shape {
 // (Llama 3); null for another name.
 const Shape* find_shape(const std::string& name);
 
-// A GGUF file without a tokenizer: matrices of random blocks with values of about 0.02 and mean 0,
+// A GGUF file: matrices of random blocks with values of about 0.02 and mean 0,
 // so that logits stay finite at any depth, and norms of about 1.
 class SyntheticModel {
  public:
   // `mix` is q4_k_m (attn_v and ffn_down of half the layers, and the output, are Q6_K, as
   // llama-quantize has it) or the name of a tensor type that all matrices have. Where the columns
   // are no multiple of a type's block, its substitute of 32-element blocks is taken, again as
-  // there. WCUDA_NOT_FOUND for other names.
-  static Result<SyntheticModel> make(const std::string& shape, const std::string& mix);
+  // there. WCUDA_NOT_FOUND for other names. With a vocabulary it can be served: every byte is a
+  // token, the others are words.
+  static Result<SyntheticModel> make(const std::string& shape, const std::string& mix,
+                                     bool has_vocabulary = false);
 
   const Shape& shape() const { return *shape_; }
   uint64_t bytes() const { return bytes_; }
@@ -66,7 +68,7 @@ class SyntheticModel {
            uint64_t cols);
   void add_norm(const std::string& name);
   void add_layer(uint32_t layer);
-  void place_tensors();
+  void place_tensors(bool has_vocabulary);
   uint32_t pick_type(const std::string& role, uint32_t layer, uint64_t cols) const;
 
   const Shape* shape_ = nullptr;

@@ -21,7 +21,17 @@ bench_gpu() {
   step "native build with CUDA" native_cuda "$archs"
   out=$ROOT/bench/results/$(date -u +%F)-$(gpu_slug)
   tools/dev/gpu-bench.sh --bin "$NATIVE/cuda-${archs//;/-}/bench" --out "$out" "$@"
+  bench_gpu_serve "$NATIVE/cuda-${archs//;/-}" "$out"
   say "saved in ${out#"$ROOT"/}"
+}
+
+# bench_gpu_serve NATIVE OUT: a server with a model of random weights.
+bench_gpu_serve() {
+  local model=$1/serve.gguf
+  "$1/bench/e2e_bench" --write 8b:q4_k_m "$model"
+  WORKER_CUDA_NATIVE_DIR=$1/prefix cargo bench --quiet -p worker-orcd --features cuda --bench serve -- --model "$model" \
+    http mixed prefix | tee "$2/serve.txt"
+  rm "$model"
 }
 
 # "h200" for "NVIDIA H200".

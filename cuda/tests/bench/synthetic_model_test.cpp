@@ -172,6 +172,21 @@ TEST(SyntheticModel, tiny_models_of_every_mix_give_finite_logits) {
   }
 }
 
+TEST(SyntheticModel, a_vocabulary_has_as_many_tokens_as_the_model) {
+  Result<SyntheticModel> model = SyntheticModel::make("tiny", "q8_0", true);
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  const SyntheticModel file = model.take();
+  Opened opened(file);
+
+  wcuda_gguf_value tokens = WCUDA_GGUF_VALUE_INIT, end = WCUDA_GGUF_VALUE_INIT;
+  const wcuda_string tokens_key{"tokenizer.ggml.tokens", 21},
+      end_key{"tokenizer.ggml.eos_token_id", 27};
+  ASSERT_EQ(wcuda_gguf_value_find(opened.gguf, tokens_key, &tokens, &opened.error), WCUDA_OK);
+  ASSERT_EQ(wcuda_gguf_value_find(opened.gguf, end_key, &end, &opened.error), WCUDA_OK);
+  EXPECT_EQ(tokens.element_count, file.shape().vocabulary_size);
+  EXPECT_LT(end.value_u64, tokens.element_count);
+}
+
 TEST(SyntheticModel, unknown_names_are_refused) {
   EXPECT_EQ(SyntheticModel::make("9b", "q8_0").status().code(), WCUDA_NOT_FOUND);
   EXPECT_EQ(SyntheticModel::make("tiny", "q9_0").status().code(), WCUDA_NOT_FOUND);
