@@ -8,6 +8,9 @@ use crate::scheduler::Costs;
 /// Weight of a step relative to the one after it.
 const KEPT: f64 = 0.98;
 
+/// Part of a cost that is forgotten with each step if the latest steps say nothing of it.
+const FORGOTTEN: f64 = 0.002;
+
 /// Quantities that vary too little to learn from, of the sum of their squares.
 const NEGLIGIBLE: f64 = 1e-6;
 
@@ -22,6 +25,8 @@ pub(super) struct CostMeter {
     times: [f64; 4],
     /// Seconds for each quantity.
     seconds: [f64; 4],
+    /// Sums over steps without prompt tokens: 1, decode rows and drafts, their squares.
+    rows: [f64; 3],
     restore_page: Duration,
 }
 
@@ -31,6 +36,7 @@ impl CostMeter {
             products: [[0.0; 4]; 4],
             times: [0.0; 4],
             seconds: [0.0; 4],
+            rows: [0.0; 3],
             restore_page,
         }
     }
@@ -58,6 +64,27 @@ impl CostMeter {
                     .sum();
                 self.seconds[i] = ((self.times[i] - of_others) / square).max(0.0);
             }
+        }
+        if prompt_tokens == 0 {
+            let row_powers = [1.0, step[1], step[1] * step[1]];
+            self.rows = array::from_fn(|i| KEPT * self.rows[i] + row_powers[i]);
+            self.forget();
+        }
+    }
+
+    /// A few slow steps may have made drafts look expensive. Without drafts nothing would correct that, so the costs on
+    /// which drafts depend fall until some are tried again.
+    fn forget(&mut self) {
+        let [count, sum, squares] = self.rows;
+        let mean = sum / count;
+        let are_alike = squares / count - mean * mean < 1e-3 * mean * mean;
+        if are_alike {
+            let part = FORGOTTEN * self.seconds[1];
+            self.seconds[1] -= part;
+            self.seconds[0] += part * mean;
+        }
+        if self.products[3][3] < 0.1 {
+            self.seconds[3] *= 1.0 - FORGOTTEN;
         }
     }
 
@@ -121,6 +148,28 @@ mod tests {
         let costs = meter.costs();
         assert_near(costs.step + costs.decode_row * 24, 3000.0);
         assert!(costs.prefill_token > Duration::ZERO);
+    }
+
+    #[test]
+    fn costs_of_drafts_that_were_once_slow_are_forgotten() {
+        let mut meter = CostMeter::new(Duration::ZERO);
+        for _ in 0..100 {
+            meter.add(1, 0, false, micros(1500.0));
+        }
+        for _ in 0..20 {
+            meter.add(9, 0, true, micros(60_000.0));
+        }
+        assert!(meter.costs().decode_row + meter.costs().lone_step > micros(5_000.0));
+        for number in 0..5_000 {
+            meter.add(1, 0, false, micros(1500.0));
+            if number % 100 == 0 {
+                meter.add(0, 40, false, micros(2000.0));
+            }
+        }
+        let costs = meter.costs();
+        assert_near(costs.step + costs.decode_row, 1500.0);
+        assert!(costs.decode_row < micros(150.0), "{costs:?}");
+        assert!(costs.lone_step < micros(150.0), "{costs:?}");
     }
 
     #[test]
