@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 export PYTHONPATH=$PWD/python
 oracle=tree/tools/oracle work=$(mktemp -d) status=0
 trap 'rm -rf "$work"' EXIT
-sizes=(1 8 64 256) # tokens a step; each takes other kernels
+sizes=(1 8 64 256 512) # tokens a step; each takes other kernels
 
 compare() {
   echo "== fidelity, $1 tokens a step"

@@ -34,7 +34,7 @@ struct Sequences {
 }
 
 /// Positions per step; all their logits are in memory at once.
-const ROWS: u32 = 256;
+const ROWS: u32 = 512;
 
 pub fn run(args: Args) -> Outcome {
     let Sequences { sequences } = input::json(&args.tokens)?;

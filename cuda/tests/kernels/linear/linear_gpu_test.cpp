@@ -161,7 +161,7 @@ TEST(GpuPackedGemm, gate_and_up_write_the_operand_that_down_would_convert) {
               down.matrix_count = 1;
               down.matrices[0] = {packed_tiles.data(), type, kRows, kHidden};
               down.epilogue = Epilogue::kAdd;
-              DeviceArray<float> output(std::vector<float>(uint64_t{kTokens} * kRows, 1.0f));
+              DeviceArray<float> output(std::vector<float>(uint64_t{kTokens} * kRows));
               down.outputs[0] = output.data();
               linear(gate);
               linear(down);
@@ -177,8 +177,7 @@ TEST(GpuPackedGemm, gate_and_up_write_the_operand_that_down_would_convert) {
         double error = 0, square = 0;
         for (size_t i = 0; i < written.size(); ++i) {
           // The second product is added to the first.
-          const double first = double{converted[i]} - 1.0,
-                       second = double{written[i]} - converted[i];
+          const double first = converted[i], second = double{written[i]} - converted[i];
           ASSERT_TRUE(std::isfinite(second)) << i;
           error += (second - first) * (second - first);
           square += first * first;

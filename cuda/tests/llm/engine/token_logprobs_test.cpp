@@ -102,6 +102,21 @@ class TokenLogprobs : public testing::EngineFixture {
     }
   }
 
+  // On a device, attention of one token adds in another order than that of a prompt.
+  void expect_same(const Scores& found, const Scores& expected) const {
+    if (GetParam() == WCUDA_BACKEND_HOST) {
+      EXPECT_EQ(found, expected);
+      return;
+    }
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t t = 0; t < found.size(); ++t) {
+      EXPECT_NEAR(found[t].logprob, expected[t].logprob, 1e-3) << t;
+      ASSERT_EQ(found[t].top_logprobs.size(), kScoredTop);
+      for (size_t i = 0; i < kScoredTop; ++i)
+        EXPECT_NEAR(found[t].top_logprobs[i], expected[t].top_logprobs[i], 1e-3) << t << ", " << i;
+    }
+  }
+
   Tokens prompt_;
   std::vector<float> logprobs_;
   Tokens top_tokens_;
@@ -175,7 +190,7 @@ TEST_P(TokenLogprobs, of_chunks_in_flight_are_those_of_the_prompt) {
     }
     take(tickets.size() - 2);
     take(tickets.size() - 1);
-    EXPECT_EQ(found, expected);
+    expect_same(found, expected);
   }
 }
 
@@ -225,7 +240,7 @@ TEST_P(TokenLogprobs, of_single_tokens_are_those_of_the_prompt) {
     const Scores one = scores(wait(submit({scored_row(sequence, token, prompt_[i + 1])})), 0);
     found.insert(found.end(), one.begin(), one.end());
   }
-  EXPECT_EQ(found, expected);
+  expect_same(found, expected);
   const Tokens last = {prompt_.back()};
   EXPECT_TRUE(scores(wait(submit({scored_row(sequence, last)})), 0).empty());
 }
