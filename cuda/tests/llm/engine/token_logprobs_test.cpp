@@ -110,10 +110,10 @@ class TokenLogprobs : public testing::EngineFixture {
     }
     ASSERT_EQ(found.size(), expected.size());
     for (size_t t = 0; t < found.size(); ++t) {
-      EXPECT_NEAR(found[t].logprob, expected[t].logprob, 1e-3) << t;
+      EXPECT_NEAR(found[t].logprob, expected[t].logprob, 5e-3) << t;
       ASSERT_EQ(found[t].top_logprobs.size(), kScoredTop);
       for (size_t i = 0; i < kScoredTop; ++i)
-        EXPECT_NEAR(found[t].top_logprobs[i], expected[t].top_logprobs[i], 1e-3) << t << ", " << i;
+        EXPECT_NEAR(found[t].top_logprobs[i], expected[t].top_logprobs[i], 5e-3) << t << ", " << i;
     }
   }
 
