@@ -240,6 +240,7 @@ fn an_itl_target_shrinks_prompts_to_what_the_costs_leave_and_at_least_a_quarter(
         prefill_token: Duration::from_micros(prefill_us),
         restore_page: ZERO,
         lone_step: ZERO,
+        ..Costs::default()
     };
     let a = submit(&mut scheduler, 1, 3, 50);
     let b = submit(&mut scheduler, 2, 300, 5);

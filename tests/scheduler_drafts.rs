@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use worker_cuda::scheduler::{
     ApplyError, Config, Costs, EndReason, EventKind, Plan, Request, RequestId, RowOutcome,
-    Scheduler, StepOutcome, Token,
+    Scheduler, SmallSteps, StepOutcome, Token,
 };
 
 const ZERO: Duration = Duration::ZERO;
@@ -405,6 +405,7 @@ const GPU: Costs = Costs {
     prefill_token: Duration::from_micros(25),
     restore_page: ZERO,
     lone_step: Duration::from_micros(150),
+    small_steps: SmallSteps::UNKNOWN,
 };
 
 #[test]

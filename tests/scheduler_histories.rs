@@ -329,6 +329,7 @@ impl<E: TestEngine> World<E> {
             prefill_token: Duration::from_micros(600),
             restore_page: Duration::from_micros(1500),
             lone_step: Duration::from_micros(300),
+            ..Costs::default()
         };
         let engine = engine(&config, costs);
         let mut scheduler = Scheduler::new(config).unwrap();

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use worker_cuda::LateRow;
 use worker_cuda::generate::service::*;
 use worker_cuda::generate::{FinishReason, Service};
-use worker_cuda::scheduler::{Costs, Plan, RequestId, RowOutcome, Token};
+use worker_cuda::scheduler::{Costs, Plan, RequestId, RowOutcome, SmallSteps, Token};
 
 #[path = "support/simulated_engine.rs"]
 mod simulated_engine;
@@ -27,6 +27,7 @@ const COSTS: Costs = Costs {
     prefill_token: Duration::from_micros(10),
     restore_page: Duration::from_micros(1),
     lone_step: Duration::ZERO,
+    small_steps: SmallSteps::UNKNOWN,
 };
 
 #[derive(Clone, Debug)]

@@ -194,6 +194,7 @@ impl Error for ConfigError {}
 ///     prefill_token: Duration::from_micros(20),
 ///     restore_page: Duration::from_micros(150),
 ///     lone_step: Duration::from_micros(100),
+///     ..Costs::default()
 /// });
 /// # Ok::<(), worker_cuda::scheduler::ConfigError>(())
 /// ```
@@ -209,9 +210,45 @@ pub struct Costs {
     pub restore_page: Duration,
     /// More for a step that is planned while none is in flight: what happens between two steps is not hidden then.
     pub lone_step: Duration,
+    /// Whole steps of few rows, where kernels change with the number of rows.
+    pub small_steps: SmallSteps,
 }
 
+/// What steps of 0, 1, 2, … tokens take whose rows have one token each, drafts included. Zero means unknown: then it
+/// is the sum of the other [`Costs`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SmallSteps {
+    /// Of a step that was planned while another was in flight.
+    pub overlapped: [Duration; SMALL_STEP_TOKENS + 1],
+    /// Of a step that was not.
+    pub lone: [Duration; SMALL_STEP_TOKENS + 1],
+}
+
+impl SmallSteps {
+    /// Nothing is known.
+    pub const UNKNOWN: Self = Self {
+        overlapped: [Duration::ZERO; SMALL_STEP_TOKENS + 1],
+        lone: [Duration::ZERO; SMALL_STEP_TOKENS + 1],
+    };
+}
+
+/// Most tokens of [`SmallSteps`].
+pub const SMALL_STEP_TOKENS: usize = 16;
+
 impl Costs {
+    /// A step with this many rows and drafts of one token.
+    pub(super) fn step_time(&self, rows: u32, prompt_tokens: u32, is_lone: bool) -> Duration {
+        let (measured, more) = match is_lone {
+            true => (&self.small_steps.lone, self.lone_step),
+            false => (&self.small_steps.overlapped, Duration::ZERO),
+        };
+        let measured = measured.get(rows as usize).copied();
+        let measured = measured.filter(|time| prompt_tokens == 0 && !time.is_zero());
+        measured.unwrap_or_else(|| {
+            self.step + self.decode_row * rows + self.prefill_token * prompt_tokens + more
+        })
+    }
+
     /// Prompt tokens that fit into a step of `target` next to `decode_rows`.
     pub(super) fn prefill_tokens(&self, target: Duration, decode_rows: u32) -> u32 {
         let spare = target

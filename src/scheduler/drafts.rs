@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Costs, Token};
+use super::{Costs, SMALL_STEP_TOKENS, Token};
 
 /// Most draft tokens of a row.
 pub const MAX_DRAFTS: usize = 15;
@@ -103,7 +103,15 @@ pub(super) struct PlainStep {
 
 impl PlainStep {
     pub fn time(&self, costs: &Costs) -> Duration {
-        costs.step + costs.decode_row * self.decode_rows + costs.prefill_token * self.prompt_tokens
+        costs.step_time(self.decode_rows, self.prompt_tokens, false)
+    }
+
+    /// With drafts.
+    fn lone_time(&self, drafts: u32, costs: &Costs) -> f64 {
+        let rows = self.decode_rows + drafts;
+        costs
+            .step_time(rows, self.prompt_tokens, true)
+            .as_secs_f64()
     }
 }
 
@@ -111,12 +119,15 @@ impl PlainStep {
 /// if the plain step does, which overlaps with the step before. A row with k drafts of acceptance a is expected to
 /// sample (1 - a^(k+1)) / (1 - a) tokens, so its j-th draft yields a^j. Returns whether any has drafts.
 ///
-/// A draft belongs to the best choice if its yield per time is at least that of the whole step. The yield of a step is
-/// found by iteration (Dinkelbach's): each choice by the yield of the last one is at least as good, and the best one is
-/// reached after a few.
+/// Among more rows than small steps have, a draft belongs to the best choice if its yield per time is at least that of
+/// the whole step. The yield of a step is found by iteration (Dinkelbach's): each choice by the yield of the last one is
+/// at least as good, and the best one is reached after a few.
 pub(super) fn choose(candidates: &mut [Candidate], step: &PlainStep, costs: &Costs) -> bool {
+    if step.decode_rows as usize <= SMALL_STEP_TOKENS {
+        return choose_few(candidates, step, costs);
+    }
     let plain_time = step.time(costs).as_secs_f64();
-    let lone_time = plain_time + costs.lone_step.as_secs_f64();
+    let lone_time = step.lone_time(0, costs);
     let draft_time = costs.decode_row.as_secs_f64();
     let sampled = f64::from(step.sampled);
     let mut rate = match lone_time {
@@ -146,6 +157,46 @@ pub(super) fn choose(candidates: &mut [Candidate], step: &PlainStep, costs: &Cos
         break;
     }
     candidates.iter().any(|candidate| candidate.count > 0)
+}
+
+/// The same for few rows: adds the draft with the highest yield, one after the other, and keeps the best number.
+fn choose_few(candidates: &mut [Candidate], step: &PlainStep, costs: &Costs) -> bool {
+    let plain_time = step.time(costs).as_secs_f64();
+    let sampled = f64::from(step.sampled);
+    let (mut tokens, mut drafts) = (sampled, 0);
+    // Tokens and time of the best choice; times may be zero.
+    let (mut best, mut best_drafts) = ((MARGIN * sampled, plain_time), 0);
+    let next = |candidate: &Candidate| {
+        let yields = candidate.weight * candidate.acceptance.powi(candidate.count as i32 + 1);
+        (candidate.count < candidate.limit).then_some(yields)
+    };
+    for candidate in &mut *candidates {
+        candidate.count = 0;
+    }
+    for is_last in [false, true] {
+        // Once to find the number, and once more up to it.
+        let most = if is_last { best_drafts } else { u32::MAX };
+        while drafts < most {
+            let open = candidates
+                .iter_mut()
+                .filter_map(|one| Some((next(one)?, one)));
+            let Some((yields, one)) = open.max_by(|(a, _), (b, _)| a.total_cmp(b)) else {
+                break;
+            };
+            one.count += 1;
+            drafts += 1;
+            tokens += yields;
+            let time = step.lone_time(drafts, costs);
+            if tokens * best.1 >= best.0 * time && tokens > best.0 {
+                (best, best_drafts) = ((tokens, time), drafts);
+            }
+        }
+        if !is_last {
+            candidates.iter_mut().for_each(|one| one.count = 0);
+            drafts = 0;
+        }
+    }
+    best_drafts > 0
 }
 
 #[cfg(test)]
@@ -233,6 +284,22 @@ mod tests {
         assert!(choose(&mut one, &rows(1), &costs(1_600, 43, 400)));
         let mut none = [candidate(0.0, 15)];
         assert!(!choose(&mut none, &rows(1), &costs(1_600, 43, 0)));
+    }
+
+    #[test]
+    fn a_step_that_takes_longer_from_some_number_of_rows_on_has_fewer() {
+        let mut costs = costs(900, 100, 0);
+        for rows in 0..=SMALL_STEP_TOKENS {
+            let micros = if rows <= 4 { 1_000 } else { 2_500 };
+            costs.small_steps.lone[rows] = Duration::from_micros(micros);
+        }
+        let mut one = [candidate(0.8, 15)];
+        assert!(choose(&mut one, &rows(1), &costs));
+        assert_eq!(one[0].count, 3);
+        // With many drafts that hold, the larger step is worth it.
+        let mut one = [candidate(0.99, 15)];
+        assert!(choose(&mut one, &rows(1), &costs));
+        assert_eq!(one[0].count, 15);
     }
 
     #[test]

@@ -88,7 +88,7 @@
 
 use std::time::Duration;
 
-pub use self::config::{Config, ConfigError, Costs, PageSharing};
+pub use self::config::{Config, ConfigError, Costs, PageSharing, SMALL_STEP_TOKENS, SmallSteps};
 pub use self::drafts::MAX_DRAFTS;
 pub use self::event::{ApplyError, End, EndReason, Event, EventKind, RowOutcome, StepOutcome};
 pub use self::keys::{PageKey, Salt};

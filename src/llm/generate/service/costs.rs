@@ -3,7 +3,7 @@
 use std::array;
 use std::time::Duration;
 
-use crate::scheduler::Costs;
+use crate::scheduler::{Costs, SMALL_STEP_TOKENS, SmallSteps};
 
 /// Weight of a step relative to the one after it.
 const KEPT: f64 = 0.98;
@@ -27,7 +27,31 @@ pub(super) struct CostMeter {
     seconds: [f64; 4],
     /// Sums over steps without prompt tokens: 1, decode rows and drafts, their squares.
     rows: [f64; 3],
+    /// Steps without prompt tokens by their rows and drafts, (overlapped or lone, rows).
+    small: [[Mean; SMALL_STEP_TOKENS + 1]; 2],
     restore_page: Duration,
+}
+
+/// The mean of the latest values, for some time.
+#[derive(Debug, Default, Clone, Copy)]
+struct Mean {
+    seconds: f64,
+    weight: f64,
+}
+
+impl Mean {
+    fn add(&mut self, seconds: f64) {
+        self.weight = (self.weight + 1.0).min(10.0);
+        self.seconds += (seconds - self.seconds) / self.weight;
+    }
+
+    /// Zero if it is too old.
+    fn get(&self) -> Duration {
+        match self.weight < 0.3 {
+            true => Duration::ZERO,
+            false => Duration::from_secs_f64(self.seconds),
+        }
+    }
 }
 
 impl CostMeter {
@@ -37,6 +61,7 @@ impl CostMeter {
             times: [0.0; 4],
             seconds: [0.0; 4],
             rows: [0.0; 3],
+            small: Default::default(),
             restore_page,
         }
     }
@@ -69,6 +94,12 @@ impl CostMeter {
             let row_powers = [1.0, step[1], step[1] * step[1]];
             self.rows = array::from_fn(|i| KEPT * self.rows[i] + row_powers[i]);
             self.forget();
+            for mean in self.small.as_flattened_mut() {
+                mean.weight *= 1.0 - FORGOTTEN;
+            }
+            if let Some(mean) = self.small[usize::from(is_lone)].get_mut(rows as usize) {
+                mean.add(duration.as_secs_f64());
+            }
         }
     }
 
@@ -97,6 +128,10 @@ impl CostMeter {
             prefill_token,
             restore_page: self.restore_page,
             lone_step,
+            small_steps: SmallSteps {
+                overlapped: self.small[0].map(|mean| mean.get()),
+                lone: self.small[1].map(|mean| mean.get()),
+            },
         }
     }
 }
@@ -170,6 +205,27 @@ mod tests {
         assert_near(costs.step + costs.decode_row, 1500.0);
         assert!(costs.decode_row < micros(150.0), "{costs:?}");
         assert!(costs.lone_step < micros(150.0), "{costs:?}");
+    }
+
+    #[test]
+    fn small_steps_have_their_own_costs_until_they_are_old() {
+        let mut meter = CostMeter::new(Duration::ZERO);
+        let kernel = |rows: u32| if rows <= 4 { 1000.0 } else { 3000.0 };
+        for number in 0..400 {
+            let rows = 1 + number % 8;
+            meter.add(rows, 0, rows > 1, micros(kernel(rows)));
+        }
+        let costs = meter.costs().small_steps;
+        assert_near(costs.overlapped[1], 1000.0);
+        assert_near(costs.lone[4], 1000.0);
+        assert_near(costs.lone[5], 3000.0);
+        assert_eq!((costs.lone[1], costs.lone[9]), Default::default());
+        for _ in 0..3_000 {
+            meter.add(1, 0, false, micros(1000.0));
+        }
+        let costs = meter.costs().small_steps;
+        assert_eq!(costs.lone[5], Duration::ZERO);
+        assert_near(costs.overlapped[1], 1000.0);
     }
 
     #[test]
