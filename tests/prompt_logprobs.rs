@@ -1,5 +1,6 @@
 //! Log probabilities of prompts by a service: on a scripted engine, whose values are known, and on tiny models,
 //! compared with a numpy forward pass.
+#![cfg(all(feature = "scheduler", feature = "text"))]
 
 use worker_cuda::generate::service::{
     Drafting, Error, Event, EventReceiver, ModelEngine, Options, PageSharing, PromptLogprob,

@@ -21,8 +21,10 @@ inline OwnRun run_again(const std::string& filter, const std::string& environmen
   OwnRun run;
   char self[PATH_MAX] = "";
   if (readlink("/proc/self/exe", self, sizeof(self) - 1) <= 0) return run;
-  const std::string command = environment + "'" + self + "' --gtest_also_run_disabled_tests " +
-                              "--gtest_filter='" + filter + "' 2>&1";
+  // The new process is not one of the shards of this one.
+  const std::string command = "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX " + environment +
+                              "'" + self + "' --gtest_also_run_disabled_tests --gtest_filter='" +
+                              filter + "' 2>&1";
   FILE* const pipe = popen(command.c_str(), "r");
   if (!pipe) return run;
   char text[4096];
