@@ -235,6 +235,26 @@ fn a_listener_serves_privately_up_to_its_limit_and_stops() {
 }
 
 #[test]
+fn threads_listen_in_one_folder_at_the_same_time() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("zctl_many");
+    let _ = std::fs::remove_dir_all(&folder);
+    // What a process that was killed has left.
+    std::fs::create_dir_all(folder.join(format!(".zctl-{}-0", std::process::id()))).unwrap();
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let folder = &folder;
+            scope.spawn(move || {
+                for i in 0..50 {
+                    let path = folder.join(format!("{thread}-{i}"));
+                    let server = Server::new(None, ServerOptions::default()).unwrap();
+                    drop(server.listen(&path).unwrap());
+                }
+            });
+        }
+    });
+}
+
+#[test]
 fn a_listener_whose_path_is_gone_stops() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("zctl_gone.sock");
     let _ = std::fs::remove_file(&path);

@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -237,8 +237,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let folder = parent.join(format!(".zctl-{}", std::process::id()));
-    DirBuilder::new().mode(0o700).create(&folder)?;
+    let folder = create_private_folder(parent)?;
     let inner = folder.join("s");
     let bound = UnixListener::bind(&inner).and_then(|listener| {
         std::fs::set_permissions(&inner, Permissions::from_mode(0o600))?;
@@ -248,6 +247,19 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let _ = std::fs::remove_file(&inner);
     let _ = std::fs::remove_dir(&folder);
     bound
+}
+
+/// Creates a folder with a name of its own: other threads bind too, and a process that was killed may have left one.
+fn create_private_folder(parent: &Path) -> io::Result<PathBuf> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = parent.join(format!(".zctl-{}-{number}", std::process::id()));
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => return created.map(|()| folder),
+        }
+    }
 }
 
 /// A bound socket.
