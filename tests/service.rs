@@ -800,11 +800,11 @@ fn no_memory_is_left_when_a_service_with_requests_ends() {
     }
 }
 
-#[test]
-fn a_fault_in_the_middle_leaves_every_text_as_it_is_alone() {
+/// A step fails in the middle of four texts.
+fn expect_every_text_as_alone(fault: ErrorKind) {
     let engine = Faulty {
         engine: ModelEngine::new(&tiny(), &engine_options()).unwrap(),
-        faults: vec![(17, ErrorKind::DeviceError)],
+        faults: vec![(17, fault)],
     };
     let service = Service::start(engine, Some(tokenizer()), Options::default()).unwrap();
 
@@ -820,22 +820,13 @@ fn a_fault_in_the_middle_leaves_every_text_as_it_is_alone() {
 }
 
 #[test]
+fn a_fault_in_the_middle_leaves_every_text_as_it_is_alone() {
+    expect_every_text_as_alone(ErrorKind::DeviceError);
+}
+
+#[test]
 fn a_device_lost_in_the_middle_is_opened_again_and_every_text_is_as_it_is_alone() {
-    let engine = Faulty {
-        engine: ModelEngine::new(&tiny(), &engine_options()).unwrap(),
-        faults: vec![(17, ErrorKind::DeviceLost)],
-    };
-    let service = Service::start(engine, Some(tokenizer()), Options::default()).unwrap();
-
-    let all: Vec<_> = (0..4)
-        .map(|number| service.submit(&request(number)).unwrap())
-        .collect();
-
-    for (number, events) in (0..).zip(all) {
-        assert_eq!(collect(events).tokens[0], solo(number), "request {number}");
-    }
-    assert_eq!(service.stats().engine_faults, 1);
-    finish(service);
+    expect_every_text_as_alone(ErrorKind::DeviceLost);
 }
 
 #[test]
