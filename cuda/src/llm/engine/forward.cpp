@@ -104,7 +104,7 @@ class Pass {
         add(w.gate, w.gate_bias, a_.hidden, &args);
         add(w.up, w.up_bias, nullptr, &args);
         args.reader = &w.down;
-        if (step_.gate_norms != nullptr) args.gate_norms = step_.gate_norms[layer];
+        if (step_.gate_norms != nullptr) args.gate_norms = step_.gate_norms + layer;
         break;
       default:  // kDown
         args.x = a_.hidden;

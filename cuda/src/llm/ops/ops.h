@@ -106,7 +106,7 @@ struct LinearArgs {
   float* outputs[kLinearWeightsMax];
   // If the node's output is kHalf: the matrix that reads it, and bounds.
   const Weight* reader = nullptr;
-  GateNorms gate_norms;
+  const GateNorms* gate_norms = nullptr;
 };
 
 // query = rope(norm(query)) in place; the pages get rope(norm(key)) and value. May change `key`.

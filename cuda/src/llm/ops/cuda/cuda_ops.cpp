@@ -183,10 +183,10 @@ Status CudaOps::embed(const Node&, const EmbedArgs& args) {
 
 Status CudaOps::linear(const Node& node, const LinearArgs& args) {
   if (node.output != Form::kHalf) return linear_.run(node, linear_args(args), launch_);
-  WCUDA_CHECK(args.reader != nullptr);
-  WCUDA_CHECK(node.kernel == Kernel::kPackedGemm && args.gate_norms.gate > 0.0f);
-  return linear_.write_operand(linear_args(args), matrix(*args.reader), args.gate_norms.gate,
-                               args.gate_norms.up, launch_);
+  WCUDA_CHECK(args.reader != nullptr && args.gate_norms != nullptr);
+  WCUDA_CHECK(node.kernel == Kernel::kPackedGemm);
+  return linear_.write_operand(linear_args(args), matrix(*args.reader), args.gate_norms->gate,
+                               args.gate_norms->up, launch_);
 }
 
 Status CudaOps::persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) {
