@@ -9,8 +9,8 @@
  *   worker-orcd zctl exec ./guest.so
  *
  * Macros, defined before this header or on the command line:
- *   WCUDA_CLOAK_SHAPE    1, 2 or 3: the shape of ctl. Default: 2
- *   WCUDA_CLOAK_HANDLES  WCUDA_CLOAK_PACK, _ABI or _GUIDE: the numbers of handles. Default: _ABI
+ *   WCUDA_CLOAK_SHAPE    1, 2 or 3: the parameters of the callback ctl (lembeh_ctl). Default: 2
+ *   WCUDA_CLOAK_HANDLES  WCUDA_CLOAK_PACK, _ABI or _GUIDE: which numbers the handles have. Default: _ABI
  *   WCUDA_CLOAK_MAIN     defines main(), which runs the guest on stdin, stdout and stderr
  *
  * A guest is part of the program, and nothing confines its code: run only guests that you trust. The callbacks
@@ -270,7 +270,7 @@ static inline int32_t wcuda_cloak_ctl3(void* ctx, uint8_t* mem, size_t mem_cap, 
                          resp_cap, 0);
 }
 
-/* Shape 1 has no ctx argument. It uses the cloak of the call of wcuda_cloak_run() on this thread. */
+/* Shape 1 has no ctx argument. It uses the cloak of the wcuda_cloak_run() that is running on this thread. */
 static inline wcuda_cloak** wcuda_cloak_running(void) {
 #ifdef __cplusplus
   static thread_local wcuda_cloak* running;
@@ -313,7 +313,7 @@ static inline int wcuda_cloak_run(wcuda_cloak* cloak, lembeh_entry entry) {
 }
 
 /* ------------------------------------------------------------------------------------------------
- * A program around a guest
+ * The main() of a guest
  */
 
 /* Reads NAME or NAME:SEED. Returns 0 if there is no such schedule. */
@@ -375,8 +375,8 @@ static inline wcuda_status wcuda_cloak_open(int32_t backend, wcuda_context* cont
   return status;
 }
 
-/* The main() of a guest. Its arguments are [--backend auto|host|cuda|none] [--chunks NAME[:SEED]]. Returns 0; 1
- * after a failure, or after a trap, whose name it writes to stderr; 2 for unknown arguments. */
+/* The main() of a guest. Its arguments are [--backend auto|host|cuda|none] [--chunks NAME[:SEED]]. Returns 0
+ * on success, 1 after a failure or a trap, and 2 for unknown arguments. Writes the name of a trap to stderr. */
 static inline int wcuda_cloak_main(int argc, char** argv, lembeh_entry entry, uint32_t heap_base) {
   wcuda_cloak cloak = WCUDA_CLOAK_INIT;
   wcuda_context context = {0};

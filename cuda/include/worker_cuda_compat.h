@@ -2,8 +2,8 @@
  * Fourteen functions are those of an older worker: cuda_init to cuda_check_device_health. Eight are those of
  * an older library of device memory: vram_malloc to vram_reset_mock_state. New programs use worker_cuda.h.
  *
- * The functions are `static inline`. Programs that bind symbols (Rust's extern "C", ctypes, dlsym) link
- * libworker_cuda_compat.a, which defines each of them, before libworker_cuda.a. The names clash with those
+ * The functions are `static inline`. Programs that need symbols (Rust's extern "C", ctypes, dlsym) link
+ * libworker_cuda_compat.a, which defines all functions, before libworker_cuda.a. The names clash with those
  * of the CUDA driver: do not include cuda.h in the same file.
  *
  * Backend. All functions use CUDA devices. They use the CPU only if the program defines WCUDA_COMPAT_HOST or
@@ -38,7 +38,7 @@ WCUDA_API void wcuda_compat_set_backend(int32_t backend);
 /* Returns the chosen backend. [any thread] */
 WCUDA_API int32_t wcuda_compat_backend_get(void);
 
-/* An expression for the backend that calls use. Define it before this header to use another one. */
+/* The backend that the functions use, an expression. To use another one, define it before this header. */
 #ifndef WCUDA_COMPAT_BACKEND
 #ifdef WCUDA_COMPAT_HOST
 #define WCUDA_COMPAT_BACKEND WCUDA_BACKEND_HOST
@@ -520,10 +520,10 @@ WCUDA_COMPAT_FUNCTION bool cuda_inference_next_token(InferenceResult* result, ch
 
 /* ---- device memory ----
  *
- * Every function returns one of the VRAM_... codes. They use the same backend as the cuda_* functions; the CPU
- * replaces the mock of the older library. The differences from that library are: only the device limits
- * the size of an allocation and the number of devices; freeing a block twice is an error, as it documented; and
- * each thread has its own current device. Any thread may call any of them.
+ * Every function returns one of the VRAM_... codes. The functions use the same backend as the cuda_* functions. They
+ * differ from the older library in the following: the CPU backend takes the place of its mock; only the
+ * hardware limits the size of an allocation and the number of devices; freeing a block twice is an error, as the
+ * older library documented; and each thread has its own current device. Any thread may call any function.
  */
 #define VRAM_SUCCESS 0
 #define VRAM_ERROR_ALLOCATION_FAILED 1

@@ -379,8 +379,8 @@ WCUDA_API wcuda_status wcuda_backend_fault_set(wcuda_backend backend, int32_t ki
 typedef struct wcuda_failover_event {
   uint32_t struct_size;
   int32_t event;  /* WCUDA_FAILOVER_STARTED, ... */
-  int32_t reason; /* WCUDA_FAILOVER_REASON_...; 0 if the event reports a test of the first
-                     backend (recheck_ms) */
+  int32_t reason; /* WCUDA_FAILOVER_REASON_...; 0 if a test of the first backend caused the event (see
+                     recheck_ms) */
   int32_t from;   /* backend type, as is `to` */
   int32_t to;
   wcuda_status status;
@@ -441,9 +441,9 @@ typedef wcuda_status (*wcuda_failover_body)(void* user, wcuda_context context, w
  * other status, such as that of a compile error, a bad argument or a timeout, is returned to the caller and
  * has no effect on the group.
  *
- * If the first backend of the list is not active and its cooldown is over, the group tests it at most once
- * per recheck_ms, with a small computation or, for a registered backend, with a copy. If the result is
- * correct, the first backend becomes active again.
+ * If the first backend of the list is not active and its cooldown is over, the call tests it before it runs
+ * `body`, at most once per recheck_ms. The test is a small computation or, for a registered backend, a copy.
+ * If its result is correct, the first backend becomes active again.
  *
  * On success, `type` receives the backend type that ran `body`; it may be NULL. [any thread] */
 WCUDA_API wcuda_status wcuda_failover_call(wcuda_failover failover, wcuda_failover_body body,

@@ -144,7 +144,7 @@ typedef struct wcuda_error {
 WCUDA_API const char* wcuda_status_name(wcuda_status status);
 
 /* Status numbers of older interfaces (worker_cuda_compat.h and the protocol ZCTL/1), for programs that were
- * written for one of them. wcuda_backend_error_name (section 21) returns error names. */
+ * written for one of them. For errors by name, see wcuda_backend_error_name (section 21). */
 #define WCUDA_NUMBERS_WORKER 1 /* functions named cuda_*: 0 (CUDA_SUCCESS) to 8, and 99
                                   (CUDA_ERROR_UNKNOWN) */
 #define WCUDA_NUMBERS_VRAM 2   /* functions named vram_*: 0 (VRAM_SUCCESS) to 4 (VRAM_ERROR_DRIVER) */
@@ -340,9 +340,10 @@ typedef struct wcuda_context_options {
 /* Opens a device. CUDA uses the device's primary context. Like every call of this library, the function
  * leaves the thread's current CUDA device as it was.
  *
- * AUTO opens CUDA, and HOST only if CUDA has no usable device: this build has no CUDA or no code for the
- * device, there is no driver or an old one, no device of this ordinal, of capability 8.0 or with memory pools.
- * wcuda_context_info_get reports which. Any other failure of CUDA is an error. [any thread] */
+ * AUTO opens CUDA if CUDA has a usable device, otherwise HOST. There is no usable device if this build has no
+ * CUDA or no code for the device, if the driver is missing or too old, if no device has this ordinal, or if
+ * the device lacks compute capability 8.0 or memory pools. wcuda_context_info_get reports the reason. Any
+ * other failure of CUDA is an error. [any thread] */
 WCUDA_API wcuda_status wcuda_context_create(const wcuda_context_options* options,
                                             wcuda_context* context, wcuda_error* error);
 /* Releases the handle. The device is closed when all objects created from the context are released. If
@@ -536,7 +537,7 @@ WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* hea
 #define WCUDA_SCRUB_ON_FREE 1  /* zeroes memory before it is freed, after the work that uses it */
 #define WCUDA_SCRUB_ON_ALLOC 2 /* zeroes memory when it is allocated */
 
-/* Sets the budget of one purpose: the most bytes that its allocations may have together. The budget of the
+/* Sets the budget of one purpose: the maximum size of all its allocations together. The budget of the
  * context applies as well. 0 removes the budget of the purpose. An allocation that would exceed a budget
  * fails with WCUDA_OVER_BUDGET before the driver is called. Memory that is already allocated stays, even if
  * it exceeds the new budget. `purpose` must be one of WCUDA_PURPOSE_WEIGHTS to WCUDA_PURPOSE_USER.

@@ -248,10 +248,11 @@ WCUDA_API wcuda_status wcuda_module_load(wcuda_context context, const void* code
  * kernel names. [external: program] */
 WCUDA_API wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_program program,
                                                  wcuda_module* module, wcuda_error* error);
-/* Releases the handle. Kernels of the module and buffers for its variables keep the module loaded. When the
- * last of these is released, this waits for the work of its kernels; if one of its variables was taken or they ran
- * on several streams, for all work of the context. The driver unloads code only when the context is idle. While it is
- * not, up to 64 released modules stay on the device until a later load or unload finds it idle. [any thread] */
+/* Releases the handle. Kernels of the module and buffers for its variables keep the module loaded. The release
+ * of the last of these waits for the stream on which the module's kernels ran. If they ran on several streams,
+ * or if a buffer for a variable was created, it waits for all work of the context. The driver unloads code
+ * only when the context is idle. Until a later load or unload finds the context idle, up to 64 released
+ * modules stay on the device. [any thread] */
 WCUDA_API void wcuda_module_unload(wcuda_module module);
 
 /* Creates a buffer for a __device__ or __constant__ variable of the module. The buffer is listed in the
@@ -379,7 +380,7 @@ typedef struct wcuda_kernel_info {
   uint32_t struct_size;
   int32_t has_device_code;
   int32_t has_host_function;
-  uint32_t parameter_count;       /* of the device code, else of the signature, else 0 */
+  uint32_t parameter_count;       /* of the device code or, without it, of the signature; 0 without both */
   uint32_t max_threads_per_block; /* this and the next fields describe device code; otherwise 0 */
   uint32_t register_count;        /* registers per thread */
   uint64_t static_shared_bytes;

@@ -211,10 +211,10 @@ WCUDA_API wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_ty
  * WCUDA_INVALID_ARGUMENT. */
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_ON ((uint64_t)1 << 2)
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_OFF ((uint64_t)1 << 3)
-/* Rows may return hidden states. Takes scratch memory for two steps of max_batch_rows vectors. */
+/* Rows may return hidden states. Needs scratch memory for max_batch_rows vectors in each of two steps. */
 #define WCUDA_ENGINE_HIDDEN_STATES ((uint64_t)1 << 4)
-/* Rows may return log probabilities of their own tokens. Takes scratch memory for two steps of
- * max_batch_tokens times max_top_logprobs tokens and log probabilities. */
+/* Rows may return log probabilities of their own tokens. Needs scratch memory for max_top_logprobs tokens
+ * and log probabilities for each of max_batch_tokens tokens, in each of two steps. */
 #define WCUDA_ENGINE_TOKEN_LOGPROBS ((uint64_t)1 << 5)
 
 typedef struct wcuda_engine_options {
@@ -228,8 +228,8 @@ typedef struct wcuda_engine_options {
   /* Size of the KV cache for all sequences together, in positions, rounded up to whole pages. 0 means the
    * larger of max_sequence_tokens and 512 * max_sequences. */
   uint64_t kv_tokens;
-  /* Logits vectors that a step may keep: one for each token that it samples, and those that it returns;
-   * 0 means max_batch_rows + max_draft_tokens. */
+  /* Logits vectors that a step may keep: those of the positions at which it samples, and those that it
+   * returns. 0 means max_batch_rows + max_draft_tokens. */
   uint32_t max_logits_rows;
   uint32_t max_top_logprobs;    /* likely tokens reported per sampled token, at most 128; 0: none */
   uint32_t max_draft_tokens;    /* draft tokens in one step, over all rows; 0: rows have none */
@@ -454,8 +454,8 @@ WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_i
                                              wcuda_error* error);
 
 /* Does the work that otherwise delays the first steps. On CUDA, it captures the graphs of all step shapes
- * whose rows have one token each; on HOST, it starts the threads and touches the memory. Returns WCUDA_INVALID_STATE if late rows of a
- * step in flight are not sampled. [external: engine] */
+ * whose rows have one token each; on HOST, it starts the threads and touches the memory. Returns
+ * WCUDA_INVALID_STATE if a step in flight has late rows that were not sampled. [external: engine] */
 WCUDA_API wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error);
 
 /* A sequence: the tokens of one conversation, with their keys and values in KV pages. */
@@ -469,19 +469,19 @@ WCUDA_API wcuda_status wcuda_sequence_create(wcuda_engine engine, wcuda_sequence
                                              wcuda_error* error);
 /* Creates a copy of a sequence. The two sequences share KV pages until one of them writes to a page. The
  * copy includes the tokens of steps in flight. If both sequences sample with the same seed from the same
- * logits, they draw the same tokens. Returns WCUDA_INVALID_STATE if the sequence has draft tokens or a late
- * row that is not sampled in flight. [external: engine] */
+ * logits, they draw the same tokens. Returns WCUDA_INVALID_STATE if a step in flight has draft tokens of the
+ * sequence, or a late row of it that was not sampled. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequence* fork,
                                            wcuda_error* error);
 /* Removes all tokens after the first `length` tokens. Returns WCUDA_OUT_OF_RANGE if the sequence has fewer
  * than `length` tokens. Steps in flight still run with the untruncated sequence. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t length,
                                                wcuda_error* error);
-/* Destroys a sequence. Its rows in flight complete. The KV pages of the sequence are free, or cached if they
- * have keys, for the next wcuda_step_submit, even if these rows have not completed yet. [any thread] */
+/* Destroys a sequence. Its rows in flight complete. The next wcuda_step_submit can already use the KV pages
+ * of the sequence, even if these rows have not completed; pages with keys are cached. [any thread] */
 WCUDA_API void wcuda_sequence_destroy(wcuda_sequence sequence);
 /* Reports the number of tokens submitted so far, including those of steps in flight. While draft tokens are
- * in flight, the number is an upper bound: those that do not hold are removed when their step is waited for.
+ * in flight, the number is an upper bound: wcuda_step_wait removes those that are not accepted.
  * [any thread] */
 WCUDA_API wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32_t* length,
                                                  wcuda_error* error);
@@ -492,9 +492,9 @@ WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32
                                                  wcuda_error* error);
 
 /* A name for the contents of a full KV page. Pages with equal keys must have equal contents: the caller
- * derives the key from the tokens of the page, all tokens before them, and everything else that keeps the
- * sequences of two users apart, for example with a chain of BLAKE3 digests. The library cannot check this.
- * It only compares keys. */
+ * derives the key from the tokens of the page, all tokens before them, and everything else that separates
+ * the sequences of two users, for example with a chain of BLAKE3 digests. The library cannot check this. It
+ * only compares keys. */
 typedef struct wcuda_page_key {
   uint8_t bytes[32];
 } wcuda_page_key;
@@ -506,21 +506,21 @@ typedef struct wcuda_page_key {
  *
  * A page keeps the key until its memory is needed or its contents change. Pages that no sequence holds
  * any more are cached. They count as free, and steps take them after all other free pages, the least
- * recently used page first. Pages are used when their last sequence is truncated or destroyed, the last
- * page of the sequence first, so the beginning of a sequence is cached longest.
+ * recently used page first. The last use of a page is the time when its last sequence was truncated or
+ * destroyed. A sequence releases its last page first, so its beginning is cached longest.
  *
- * A page that has a key keeps it. If another page has one of the keys, nothing changes for this key if a
- * sequence holds the other page; a cached page loses the key to the page of this sequence. A page that is
- * truncated and written to again loses its key if no other sequence holds it; otherwise it is copied. If a
- * step fails as a whole, all pages lose their keys. [external: engine] */
+ * A page that already has a key keeps it. If another page has a given key, the page of this sequence gets
+ * the key only if the other page is cached, which then loses it. If a sequence holds the other page, the
+ * key stays there. A page that is truncated and written to again loses its key if no other sequence holds
+ * it; otherwise it is copied. If a step fails as a whole, all pages lose their keys. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_publish(wcuda_sequence sequence, uint32_t first_page,
                                               const wcuda_page_key* keys, uint32_t count,
                                               wcuda_error* error);
 /* Fills an empty sequence with the longest run of pages that have the keys keys[0], keys[1], and so on.
- * `tokens` must begin with the tokens of these pages, 64 * key_count of them. They become the tokens of the
- * sequence, as far as pages were found. `attached` receives their number, a multiple of 64, or 0 if no page
- * has keys[0]. The sequence shares the pages like a fork. Returns WCUDA_INVALID_STATE if the sequence has
- * tokens. To sample after the last token of a prompt, leave at least this token to a row.
+ * `tokens` must begin with the 64 * key_count tokens of all these pages. The tokens of the pages that were
+ * found become the tokens of the sequence. `attached` receives their number, a multiple of 64, or 0 if no
+ * page has keys[0]. The sequence shares the pages like a fork. Returns WCUDA_INVALID_STATE if the sequence
+ * has tokens. To sample after the last token of a prompt, leave at least this token to a row.
  * [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int32_t* tokens,
                                              uint32_t token_count, const wcuda_page_key* keys,
@@ -540,8 +540,8 @@ WCUDA_API wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int3
 WCUDA_API wcuda_status wcuda_sequence_save(wcuda_sequence sequence, wcuda_pinned pinned,
                                            uint64_t offset, wcuda_event done, wcuda_error* error);
 /* Fills an empty sequence with `token_count` tokens and queues a copy of their keys and values from pinned
- * memory, under the same conditions as wcuda_sequence_save. The memory was written by wcuda_sequence_save,
- * by an engine with the same model and kv_type, for a sequence that began with these tokens. Steps that
+ * memory, under the same conditions as wcuda_sequence_save. An engine with the same model and kv_type must
+ * have written the memory with wcuda_sequence_save, for a sequence that began with these tokens. Steps that
  * are submitted later run after the copy. The caller must not change the memory until the event is done.
  * Returns WCUDA_OUT_OF_PAGES, with the numbers, if too few pages are free. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int32_t* tokens,
@@ -581,21 +581,22 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  *
  * A row may have draft tokens: a guess, from any source, of the tokens that the sequence is about to sample.
  * The step computes them behind the row's tokens, and samples at each of these positions, with the random
- * number of the position. A draft token holds if it is the token that was sampled for its position and all
- * draft tokens before it hold. The row returns the tokens that were sampled up to the first draft that does
- * not hold, 1 to 16 of them. They are the tokens that a run without drafts samples, whatever the drafts are:
+ * number of the position. A draft token is accepted if it is the token that was sampled for its position and
+ * all draft tokens before it are accepted. The row returns the tokens that were sampled up to the first draft
+ * that is not accepted, 1 to 16 of them. A run without drafts samples the same tokens:
  *
  *   row.tokens = &last;                sequence    … last | 7   3   9  drafts
  *   row.token_count = 1;               sampled              7   3   4  5
- *   row.draft_tokens = {7, 3, 9};      returned             7   3   4        9 does not hold
+ *   row.draft_tokens = {7, 3, 9};      returned             7   3   4        9 is not accepted
  *   row.draft_count = 3;               sequence    … last   7   3            the next row has 4 as its input
  *
- * Afterwards the sequence has the drafts that hold, and the last token that was returned is what
- * WCUDA_ROW_FEED_SAMPLED feeds. KV pages are allocated for all drafts, and freed with those that do not hold.
- * Until the step has been waited for, the next step must not have a row of the sequence, the sequence cannot
- * be forked, and its length is an upper bound; it can be truncated and destroyed. Nothing is returned after a
- * stop token, or after a token at whose position no token can be sampled: the next row meets that position
- * again, and fails as it would without drafts.
+ * Afterwards the sequence includes the accepted drafts, and WCUDA_ROW_FEED_SAMPLED feeds back the last
+ * token that was returned. KV pages are allocated for all drafts; those of rejected drafts are freed. Until
+ * the step has been waited for, the next step must not have a row of the sequence, and the sequence cannot
+ * be forked but can be truncated and destroyed; its length is an upper bound. No token is returned after a
+ * stop token. If no token can be sampled at one of these positions, the row returns the tokens that were
+ * sampled before it. The next row then samples at that position again, and fails as it would without
+ * drafts.
  *
  * With WCUDA_ENGINE_BATCH_INVARIANT, logits do not depend on whether a token is a draft. Otherwise they may
  * differ in the last bits, as they do between steps with other rows.
@@ -612,19 +613,19 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  *
  * These operations run in this order: bias and mask, penalties, temperature, top-k, typical-p, top-p,
  * min-p, draw. Log probabilities are computed after the penalties and before the temperature, over the
- * whole vocabulary; with WCUDA_SAMPLING_RAW_LOGPROBS they are those of the model: before bias, mask and
- * penalties. Each filter sorts the remaining tokens and keeps the first ones, at least one. top-k,
- * top-p and min-p sort by descending probability p. typical-p sorts by ascending |-log p - entropy|. Tokens
- * that compare equal are in ascending order of id. The next filter renormalises the probabilities of the
- * tokens that were kept.
+ * whole vocabulary. With WCUDA_SAMPLING_RAW_LOGPROBS they are computed before bias, mask and penalties.
+ * Each filter sorts the remaining tokens and keeps the first ones, at least one. top-k, top-p and min-p
+ * sort by descending probability p. typical-p sorts by ascending |-log p - entropy|. Tokens that compare
+ * equal are in ascending order of id. The next filter renormalises the probabilities of the tokens that
+ * were kept.
  *
  * The draw takes the first token, in ascending order of id, at which the cumulative probability exceeds a
  * random number. The random number comes from Philox4x32-10 with the counter (position, 0, 0, 0) and the
  * key `seed`, where position is the position that the new token will have. The drawn token therefore
  * depends only on the seed, the position and the logits. It is the same on every backend if the logits are
  * the same. */
-#define WCUDA_SAMPLING_RAW_LOGPROBS ((uint64_t)1 << 0) /* log probabilities of the logits before bias, mask and
-                                                          penalties */
+#define WCUDA_SAMPLING_RAW_LOGPROBS ((uint64_t)1 << 0) /* report log probabilities of the logits before bias,
+                                                          mask and penalties */
 
 typedef struct wcuda_sampling {
   uint32_t struct_size;
@@ -669,12 +670,12 @@ typedef struct wcuda_sampling {
 #define WCUDA_ROW_HIDDEN_FIRST ((uint32_t)1 << 7) /* of the row's first token */
 #define WCUDA_ROW_HIDDEN_SUM ((uint32_t)1 << 8)   /* the sum over the row's tokens, in their order. For a
                                                      prompt in several chunks, add the sums of its rows. */
-/* Return the log probability of each of the row's own tokens but the first, given the tokens before it, and of
- * `next_token`: the values of a log softmax of the logits, without bias, mask, penalties and temperature. So a
- * prompt in several chunks, each with the first token of the next chunk as next_token, returns those of all of
- * its tokens but the first of the sequence. A step computes the logits for these in parts of max_logits_rows,
- * and keeps none of them. Needs WCUDA_ENGINE_TOKEN_LOGPROBS and `tokens`; excludes drafts. If a logit is NaN or
- * +infinity, the row ends with WCUDA_ROW_NOT_FINITE. */
+/* Return the log probabilities of the row's own tokens except the first, and of `next_token`, each given the
+ * tokens before it. The values are those of a log softmax of the logits, without bias, mask, penalties and
+ * temperature. For a prompt in several chunks, set next_token to the first token of the next chunk; the rows
+ * then return the values of all tokens of the prompt except the first. A step computes the logits for them in
+ * parts of max_logits_rows vectors and keeps none of these. Needs WCUDA_ENGINE_TOKEN_LOGPROBS and `tokens`;
+ * excludes drafts. If a logit is NaN or +infinity, the row ends with WCUDA_ROW_NOT_FINITE. */
 #define WCUDA_ROW_TOKEN_LOGPROBS ((uint32_t)1 << 9)
 
 #define WCUDA_ROW_DRAFT_TOKENS_MAX ((uint32_t)15)
@@ -688,10 +689,10 @@ typedef struct wcuda_row {
   uint32_t token_count;
   uint32_t reserved;
   /* (draft_count) token ids. Needs WCUDA_ROW_SAMPLE, and excludes WCUDA_ROW_SAMPLE_LATE and hidden states.
-   * If `sampling` has a mask, it is followed by one mask for each draft, which applies after that draft;
-   * mask_words is the number of all words. The logits flags also return the logits of each draft. */
+   * If `sampling` has a mask, one more mask per draft must follow it in memory, for the token after that
+   * draft; mask_words counts the words of all masks. The logits flags also return the logits of each draft. */
   const int32_t* draft_tokens;
-  const int32_t* stop_tokens;     /* (stop_count) token ids that end what a row with drafts returns */
+  const int32_t* stop_tokens;     /* (stop_count) token ids; a row with drafts returns no token after them */
   uint32_t draft_count;           /* at most WCUDA_ROW_DRAFT_TOKENS_MAX */
   uint32_t stop_count;
   /* The next two are read with WCUDA_ROW_TOKEN_LOGPROBS. */
@@ -743,9 +744,9 @@ WCUDA_API wcuda_status wcuda_step_sample(wcuda_engine engine, uint64_t ticket,
 typedef struct wcuda_row_result {
   uint32_t struct_size;
   int32_t status;          /* WCUDA_ROW_... */
-  int32_t token;           /* the sampled token, with drafts the last one returned; -1 if none was sampled */
+  int32_t token;           /* the sampled token, or with drafts the last one returned; -1: none */
   uint32_t first_position; /* position of the row's first token */
-  uint32_t token_count;    /* tokens of the row, with the drafts that hold */
+  uint32_t token_count;    /* tokens of the row, including accepted drafts */
   /* Natural logarithm of the token's probability, before temperature and filters; 0 if no token was
    * sampled. */
   float logprob;
@@ -760,10 +761,10 @@ typedef struct wcuda_row_result {
   uint64_t sampled_count;  /* number of the row's tokens there: 1, or with drafts 1 to 16; 0 if none was
                               sampled or sampled_capacity is 0 */
   uint64_t token_logprobs_offset; /* index of the row's first entry in token_logprobs */
-  uint32_t token_logprobs_count;  /* with WCUDA_ROW_TOKEN_LOGPROBS and WCUDA_ROW_OK: the row's tokens, one less
-                                     if next_token is -1; otherwise 0 */
-  uint32_t token_top_count;       /* entries in token_top_tokens for each of these: token_top_logprobs */
-  uint64_t token_top_offset;      /* index of the row's first entry there */
+  uint32_t token_logprobs_count;  /* number of the row's entries there: token_count, or token_count - 1 if
+                                     next_token is -1; 0 if the row failed or did not request them */
+  uint32_t token_top_count;       /* entries in token_top_tokens per token: the row's token_top_logprobs */
+  uint64_t token_top_offset;      /* index of the row's first entry in token_top_tokens */
 } wcuda_row_result;
 #define WCUDA_ROW_RESULT_INIT \
   {sizeof(wcuda_row_result), 0, 0, 0, 0, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
@@ -789,20 +790,21 @@ typedef struct wcuda_step_output {
   /* The caller sets the fields below. */
   uint64_t hidden_states_capacity; /* in floats */
   float* hidden_states;     /* f32 vectors of embedding_length values, in the order of the rows */
-  /* Elements of each of the next three. Must be at least the number of rows that sample and of their drafts
-   * if a row has drafts; otherwise 0 is possible too. */
+  /* Elements of each of the next three arrays. Must be at least the number of rows that sample plus the
+   * number of their drafts; 0 is also allowed if no row has drafts. */
   uint64_t sampled_capacity;
   int32_t* sampled_tokens;  /* the tokens of each row that samples, in the order of the rows */
   float* sampled_logprobs;  /* as wcuda_row_result.logprob */
   uint32_t* sampled_top_counts; /* number of the token's entries in top_tokens and top_logprobs, which follow
                                    those of the row's earlier tokens */
-  /* Log probabilities of own tokens, in the order of the rows and of their tokens. Capacities must be at least
-   * the sums over the rows with WCUDA_ROW_TOKEN_LOGPROBS. */
+  /* Results of rows with WCUDA_ROW_TOKEN_LOGPROBS, in the order of the rows and of their tokens. The
+   * capacities must be at least the number of entries of all these rows together. */
   uint64_t token_logprobs_capacity;
   float* token_logprobs;
   uint64_t token_top_capacity;  /* elements of each of the next two */
-  int32_t* token_top_tokens;    /* most likely tokens in place of each token, by descending log probability, then
-                                   by id; where fewer than token_top_logprobs are possible, -1 and -infinity */
+  int32_t* token_top_tokens;    /* most likely tokens at the position of each token, by descending log
+                                   probability, then by id; -1, with log probability -infinity, if fewer than
+                                   token_top_logprobs tokens are possible */
   float* token_top_logprobs;
 } wcuda_step_output;
 #define WCUDA_STEP_OUTPUT_INIT \

@@ -60,7 +60,7 @@ typedef struct wcuda_zctl_record {
   uint32_t struct_size;
   int32_t kind;     /* WCUDA_ZCTL_... */
   uint64_t offset;  /* in the memory; for READ and WRITTEN */
-  const void* data; /* valid until the recorder returns. READ: the bytes that the session has read */
+  const void* data; /* valid until the recorder returns; for READ, the bytes that were read */
   uint64_t bytes;
   int32_t ret;      /* return value of the call; for RESPONSE */
   uint32_t reserved;
@@ -73,15 +73,18 @@ typedef struct wcuda_zctl_options {
   uint32_t struct_size;
   uint32_t flags;               /* WCUDA_ZCTL_... */
   wcuda_registry registry;      /* stays alive as long as the session; id 0: none */
-  wcuda_string reason;          /* without a registry: why the session runs nothing, a part of each response
-                                   to a run. Empty: "CUDA runtime disabled" in a library without CUDA, else
-                                   "no device" */
-  uint32_t payload_bytes_max;   /* of requests, and of responses of wcuda_zctl_serve; 0: 1 MiB; at most 1 GiB */
-  uint32_t argument_count_max;  /* of a run; 0: 64; at most 4,096 */
-  uint32_t rank_max;            /* 0: 8, the most */
-  uint32_t message_bytes_max;   /* 0: 1,024 */
-  uint64_t device_bytes_max;    /* of the buffers of a run, and of all buffers of ZCL1 together; 0: 1 GiB */
-  uint32_t budget_ms;           /* time limit of a run and of each wait of ZCL1; 0: 30,000; 2^31 or more: none */
+  wcuda_string reason;          /* used without a registry: each response to a run states this as the reason
+                                   why nothing runs. Empty means "CUDA runtime disabled" in a library without
+                                   CUDA, otherwise "no device" */
+  uint32_t payload_bytes_max;   /* of requests, and of responses of wcuda_zctl_serve; at most 1 GiB; 0 means
+                                   1 MiB */
+  uint32_t argument_count_max;  /* of a run; at most 4,096; 0 means 64 */
+  uint32_t rank_max;            /* dimensions of a buffer; at most 8; 0 means 8 */
+  uint32_t message_bytes_max;   /* 0 means 1,024 */
+  uint64_t device_bytes_max;    /* of the buffers of a run, and of all buffers of ZCL1 together; 0 means
+                                   1 GiB */
+  uint32_t budget_ms;           /* time limit of a run and of each wait of ZCL1; 0 means 30,000; 2^31 or more
+                                   means none */
   uint32_t allowed_count;
   const uint32_t* allowed;      /* kernel ids; with WCUDA_ZCTL_ALLOW_LIST */
   wcuda_zctl_recorder recorder; /* NULL: none */
@@ -95,9 +98,10 @@ typedef struct wcuda_zctl_session {
 } wcuda_zctl_session;
 
 /* Creates a session. A session without a registry lists "noop" and "tensor_add" as kernels that cannot run
- * here, and answers runs with status 6 and the reason. A limit above its maximum is WCUDA_INVALID_ARGUMENT. A
- * session keeps the device memory of its largest run (WCUDA_PURPOSE_SCRATCH) and, on a GPU, as much pinned
- * memory (WCUDA_PURPOSE_STAGING). If this function fails, the recorder is never called. [any thread] */
+ * here, and answers runs with status 6 and the reason. A limit above its maximum returns
+ * WCUDA_INVALID_ARGUMENT. A session keeps the device memory of its largest run (WCUDA_PURPOSE_SCRATCH) and,
+ * on a GPU, as much pinned memory (WCUDA_PURPOSE_STAGING). If this function fails, the recorder is never
+ * called. [any thread] */
 WCUDA_API wcuda_status wcuda_zctl_session_create(const wcuda_zctl_options* options,
                                                  wcuda_zctl_session* session, wcuda_error* error);
 /* Destroys a session. Waits for a call in progress, and for a run that exceeded its budget and is still running
@@ -111,9 +115,9 @@ WCUDA_API void wcuda_zctl_session_destroy(wcuda_zctl_session session);
  * Returns the number of bytes of the response, or -1 if there is no response. Then nothing was written. The
  * causes of -1 are: a range is outside the memory; the request is too short, or its first bytes are those of
  * neither protocol; the response does not fit; the session is invalid, or another call of it is in progress; the
- * caller is a callback of the library. All other malformed frames have a response. Session id 0 stands for a
- * host without sessions: CAPS_LIST returns an empty list, and every other op has status 2 (ZCL1:
- * t_ctl_unknown_op).
+ * caller is a callback of the library. All other malformed frames have a response. With session id 0 the
+ * function answers as a host without sessions: CAPS_LIST returns an empty list, and every other op has
+ * status 2 (ZCL1: t_ctl_unknown_op).
  *
  * A run waits for its kernel until the smallest of its time limits has passed. The library cannot stop a kernel
  * on a GPU. Until that kernel ends, further runs on the device have status 6. The response to a run on HOST
@@ -131,12 +135,13 @@ WCUDA_API int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uin
                                    const void* request, uint64_t request_bytes, void* response,
                                    uint64_t response_capacity);
 
-/* Implement the three callbacks of a guest for handles that CAPS_OPEN of ZCL1 returned (4 and above). _read
- * copies up to `cap` bytes from the handle to the memory at `ptr`; _write copies `len` bytes from the memory at
- * `ptr` to the handle. Both return the number of bytes copied; _read returns 0 at the end. They return -1 and
- * copy nothing if the handle is unknown or does not permit the access, or if the range is outside the memory.
- * Both wait for submissions in progress, at most for the session's budget. _end closes a handle and frees its
- * buffer; ending it again has no effect. These calls are not recorded. [any thread; external: the memory] */
+/* These functions implement the three callbacks of a guest for handles from CAPS_OPEN of ZCL1 (4 and
+ * above). _read copies up to `cap` bytes from the handle to the memory at `ptr`; _write copies `len` bytes
+ * from the memory at `ptr` to the handle. Both return the number of bytes copied; _read returns 0 at the
+ * end. They return -1 and copy nothing if the handle is unknown or does not permit the access, or if the
+ * range is outside the memory. Both wait for submissions in progress, at most for the session's budget.
+ * _end closes a handle and frees its buffer; ending it again has no effect. These calls are not recorded.
+ * [any thread; external: the memory] */
 WCUDA_API int32_t wcuda_zctl_handle_read(wcuda_zctl_session session, int32_t handle, void* memory,
                                          uint64_t memory_bytes, int32_t ptr, int32_t cap);
 WCUDA_API int32_t wcuda_zctl_handle_write(wcuda_zctl_session session, int32_t handle,
