@@ -332,8 +332,8 @@ __device__ __forceinline__ const float* head_source(const AttentionKernelArgs& a
          (uint64_t{heads.token} * args.pages.head_count + kv_head) * n;
 }
 
-// Starts the copies of the heads of a later segment whose team is this warp alone; load_heads uses
-// them. The copies are part of the next cp.async group that the warp commits.
+// Starts copies of the heads of a later segment whose team is this warp alone; load_heads then uses
+// the copies. They are part of the next cp.async group that the warp commits.
 template <class S>
 __device__ __forceinline__ void copy_heads(const AttentionKernelArgs& args, const Segment& segment,
                                            const NewKv<S::kLength>& new_kv, uint32_t lane) {
@@ -765,18 +765,18 @@ __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
   return true;
 }
 
-// The partial results of the pages that a row shares with others, of each of its heads.
+// The partial results for the pages that a row shares with other rows: `count` for each head.
 struct SharedPartials {
   const float* results;
   const float* weights;
-  uint32_t count;  // splits
+  uint32_t count;  // number of splits of the shared pages
 
   __device__ SharedPartials(const AttentionKernelArgs& args, uint32_t row)
       : results(args.plan.shared_results), weights(args.plan.shared_weights), count(0) {
     if (args.plan.shared_splits == 0) return;
     count = shared_splits(__ldcg(&args.step.rows[row].shared_pages), args.plan.shared_splits).count;
   }
-  // Partial 0 of a head.
+  // Returns the index of the first partial result of a head.
   __device__ uint64_t first(const AttentionKernelArgs& args, const Heads& heads,
                             uint32_t head) const {
     return (uint64_t{heads.token} * args.head_count + heads.first + head) * args.plan.shared_splits;

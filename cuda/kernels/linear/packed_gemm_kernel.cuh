@@ -59,16 +59,16 @@ namespace wcuda::kernels {
 
 #if WCUDA_HAS_WARPGROUPS
 
-// Whether stages past the end of K are neither copied nor multiplied. Of tiles of 128 tokens the
-// branch would make the compiler serialize the products of Q4_K.
+// Whether the kernel skips stages past the end of K. With tiles of 128 tokens, the branch would
+// make the compiler serialize the MMAs of Q4_K.
 template <uint32_t kN>
 constexpr bool kSkipsPadding = kN == 256;
 
-// A run of K-tiles of one tile. With batch invariance it lies within one part of K.
+// A run of K-tiles of one tile. With batch invariance, it lies within one partition of K.
 struct GemmSegment {
   uint32_t first_k_tile;
   uint32_t k_tiles;
-  uint32_t groups;  // of 32 inputs, in whole stages of activations
+  uint32_t groups;  // groups of 32 inputs; together they fill whole stages of activations
   uint32_t first_token;
   uint32_t first_row;  // of the matrix
   uint32_t matrix;
@@ -394,7 +394,7 @@ __device__ __forceinline__ bool join_partitions(const PackedGemmParams& params,
   return true;
 }
 
-// Stores 32 tokens' sums of a warpgroup in shared memory, from token `begin` of the tile on.
+// Stores a warpgroup's sums of 32 tokens in shared memory, from token `begin` of the tile on.
 template <uint32_t kN>
 __device__ __forceinline__ void store_sums(uint32_t begin, uint32_t warp,
                                            const float (&sums)[kN / 2], GemmOutputs* outputs) {
@@ -410,8 +410,9 @@ __device__ __forceinline__ void store_sums(uint32_t begin, uint32_t warp,
   }
 }
 
-// Writes the outputs of gate and up as the operand of the next product: the 32 rows of a warpgroup
-// are a group of its inputs. Each thread writes 8 of them, 16 bytes, of one of 32 tokens at a time.
+// Writes the outputs of gate and up as operand B of the next product. The 32 rows of a warpgroup
+// are one group of inputs of that product. A warpgroup handles 32 tokens at a time, and each thread
+// writes 8 inputs of one token, 16 bytes.
 template <uint32_t kN>
 __device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
                                                const GemmSegment& segment, uint32_t warp,
@@ -432,10 +433,10 @@ __device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
   }
   if (first_row >= params.rows[0]) return;
   const uint32_t piece = thread % 4;
-  uint32_t rows[8];  // of the group, in the order of the operand
+  uint32_t rows[8];  // rows within the group, in the order of the operand
 #pragma unroll
   for (uint32_t i = 0; i < 8; ++i) rows[i] = input_of_place(operand.order, piece * 8 + i);
-  const uint32_t place = first_row / 8 + piece;  // piece of the token
+  const uint32_t place = first_row / 8 + piece;  // index among the token's pieces of 8 inputs
   const uint32_t panels = params.rows[0] / 64;
   const bool is_silu = params.epilogue == Epilogue::kSiluGate;
 #pragma unroll 1

@@ -22,7 +22,8 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 constexpr uint32_t kBins = 2048;
 constexpr uint32_t kBinBits = 11;
-// The first histogram has this many bins per 1.0 of the float whose bits rank.key() returns.
+// Number of bins of the first histogram for an interval of length 1. The histogram is over the
+// floats whose bits rank.key() returns.
 constexpr float kStepsPerUnit = 64.0f;
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
@@ -31,8 +32,8 @@ constexpr uint32_t kNoToken = UINT32_MAX;
 struct SampleParams {
   SampleArgs args;
   uint32_t segment;  // tokens per warp, a multiple of 4
-  // Of sample_stream: rows of logits in shared memory, and what it keeps in args.scratch. With
-  // `pending`, sample_kernel draws only the rows that it marks.
+  // Used with sample_stream: the number of rows of logits in shared memory, and an array in
+  // args.scratch that marks the rows which sample_stream leaves to sample_kernel.
   uint32_t slots = 0;
   uint32_t* pending = nullptr;  // (row_count)
 };
@@ -96,10 +97,10 @@ __device__ __forceinline__ float unorder(int32_t key) {
 // Computes math::weight(p) with one conversion; the product p * 2^38 is exact.
 __device__ __forceinline__ uint64_t weight(float p) { return __float2ull_rn(p * 0x1p38f); }
 
-// Sums math::weight(p) over up to 127 values in 32-bit arithmetic. `high` keeps a sum of multiples
-// of 2^-16 exactly; what its rounding leaves of p, at most 2^-17, is rounded to a multiple of
-// 2^-38: adding 1.5 * 2^n to a value rounds it to a multiple of 2^(n - 23), which can then be read
-// as an integer from the bits of the float.
+// Sums math::weight(p) over up to 127 values in 32-bit arithmetic. `high` is an exact sum of
+// multiples of 2^-16. The part of p that is lost when `high` is rounded, at most 2^-17, is itself
+// rounded to a multiple of 2^-38 and added to `low`. Adding 1.5 * 2^n to a value rounds it to a
+// multiple of 2^(n - 23), which is then an integer in the bits of the float.
 struct WeightSum {
   static constexpr float kZero = 128.0f;
   float high = kZero;
@@ -111,7 +112,7 @@ struct WeightSum {
     const float rest = __fsub_rn(p, __fsub_rn(high, before));
     low += __float_as_uint(__fadd_rn(rest, kLow)) - 0x38400000u;
   }
-  // The sum, divided by 2^22 and rounded down, and the remainder.
+  // The sum as a multiple of 2^-38, divided by 2^22 and rounded down. remainder() returns the rest.
   __device__ uint32_t quotient() const {
     return __float_as_uint(high) - __float_as_uint(kZero) +
            static_cast<uint32_t>(static_cast<int32_t>(low) >> 22);
@@ -354,8 +355,9 @@ __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
   return threshold;
 }
 
-// Prepares the block's view of a row but `index`, `row` and `values`, and its barriers. `memory`:
-// shared memory, aligned to 16. Between this and the first gather the cluster waits.
+// Prepares the block's barriers and its view of a row, except `index`, `row` and `values`. `memory`
+// is shared memory, aligned to 16 bytes. The caller must execute a cluster barrier before the first
+// gather.
 template <bool kIsShared>
 __device__ __forceinline__ Row<kIsShared> begin_block(const SampleParams& params, uint8_t* memory) {
   Row<kIsShared> r;
