@@ -10,15 +10,6 @@
 namespace wcuda::bench {
 namespace {
 
-wcuda_row make_row(wcuda_sequence sequence, const int32_t* tokens, uint32_t count, uint32_t flags) {
-  wcuda_row row = WCUDA_ROW_INIT;
-  row.sequence = sequence;
-  row.tokens = tokens;
-  row.token_count = count;
-  row.flags = flags;
-  return row;
-}
-
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
@@ -73,6 +64,11 @@ Result<std::unique_ptr<Session>> Session::open(const Device& device, wcuda_model
   session->max_batch_rows_ = limits.max_batch_rows;
   session->page_bytes_ = limits.kv_bytes / limits.kv_page_count;
   session->results_.resize(limits.max_batch_rows, WCUDA_ROW_RESULT_INIT);
+  const size_t sampled_count =
+      limits.max_draft_tokens == 0 ? 0 : size_t{limits.max_batch_rows} + limits.max_draft_tokens;
+  session->sampled_tokens_.resize(sampled_count);
+  session->sampled_logprobs_.resize(sampled_count);
+  session->sampled_top_counts_.resize(sampled_count);
   session->logits_.resize(info.vocabulary_size);
   return session;
 }
@@ -112,6 +108,22 @@ Status Session::fork(uint32_t count) {
   return {};
 }
 
+wcuda_row Session::row(size_t sequence, const int32_t* tokens, uint32_t count,
+                       uint32_t flags) const {
+  wcuda_row row = WCUDA_ROW_INIT;
+  row.sequence = sequences_[sequence].get();
+  row.sampling = flags & WCUDA_ROW_SAMPLE ? &sampling_ : nullptr;
+  row.tokens = tokens;
+  row.token_count = count;
+  row.flags = tokens == nullptr ? flags | WCUDA_ROW_FEED_SAMPLED : flags;
+  return row;
+}
+
+Status Session::run(const std::vector<wcuda_row>& rows, uint32_t more) {
+  WCUDA_TRY(submit(rows));
+  return decode(more, nullptr);
+}
+
 Status Session::submit(const std::vector<wcuda_row>& rows) {
   wcuda_step step = WCUDA_STEP_INIT;
   step.row_count = static_cast<uint32_t>(rows.size());
@@ -129,11 +141,16 @@ Status Session::wait_oldest(std::vector<int32_t>* tokens) {
   output.rows = results_.data();
   output.logits = logits_.data();
   output.logits_capacity = logits_.size();
+  output.sampled_capacity = sampled_tokens_.size();
+  output.sampled_tokens = sampled_tokens_.data();
+  output.sampled_logprobs = sampled_logprobs_.data();
+  output.sampled_top_counts = sampled_top_counts_.data();
   wcuda_error error{};
   const uint64_t ticket = in_flight_.front();
   in_flight_.pop_front();
   WCUDA_TRY(to_status(wcuda_step_wait(engine_.get(), ticket, -1, &output, &error), error));
   result_count_ = output.row_count;
+  captured_count_ += output.captured != 0;
   for (uint64_t i = 0; i < result_count_; ++i) {
     if (results_[i].status != WCUDA_ROW_OK)
       return Status::error(WCUDA_INTERNAL, "row %llu ended with status %d",
@@ -159,7 +176,7 @@ Status Session::prefill(uint32_t count) {
     for (size_t i = first; i < total && room > 0 && rows.size() < max_batch_rows_; ++i) {
       const uint32_t piece = std::min(room, count - done[i]);
       const uint32_t flags = done[i] + piece == count ? WCUDA_ROW_SAMPLE : 0;
-      rows.push_back(make_row(sequences_[i].get(), &tokens[i * count + done[i]], piece, flags));
+      rows.push_back(row(i, &tokens[i * count + done[i]], piece, flags));
       done[i] += piece;
       room -= piece;
     }
@@ -175,19 +192,16 @@ Status Session::rewind(uint32_t length) {
   std::vector<int32_t> tokens(sequences_.size());
   std::vector<wcuda_row> rows;
   for (size_t i = 0; i < sequences_.size(); ++i) {
-    const wcuda_sequence sequence = sequences_[i].get();
-    WCUDA_TRY(to_status(wcuda_sequence_truncate(sequence, length - 1, &error), error));
+    WCUDA_TRY(to_status(wcuda_sequence_truncate(sequence(i), length - 1, &error), error));
     tokens[i] = static_cast<int32_t>(random_word(i) % vocabulary_size_);
-    rows.push_back(make_row(sequence, &tokens[i], 1, WCUDA_ROW_SAMPLE));
+    rows.push_back(row(i, &tokens[i], 1));
   }
-  WCUDA_TRY(submit(rows));
-  return wait_all(nullptr);
+  return run(rows);
 }
 
 std::vector<wcuda_row> Session::feed_rows() const {
   std::vector<wcuda_row> rows;
-  for (const Sequence& sequence : sequences_)
-    rows.push_back(make_row(sequence.get(), nullptr, 1, WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE));
+  for (size_t i = 0; i < sequences_.size(); ++i) rows.push_back(row(i, nullptr, 1));
   return rows;
 }
 
@@ -217,8 +231,8 @@ Status Session::mix(uint32_t prompts, uint32_t length, uint32_t chunk,
     WCUDA_TRY(add_sequence());
     for (uint32_t done = 0; done < length; done += chunk) {
       const uint32_t count = std::min(chunk, length - done);
-      rows.back() = make_row(sequences_.back().get(), &tokens[done], count,
-                             done + count == length ? WCUDA_ROW_SAMPLE : 0);
+      rows.back() = row(sequences_.size() - 1, &tokens[done], count,
+                        done + count == length ? WCUDA_ROW_SAMPLE : 0);
       if (in_flight_.size() == kDepth) WCUDA_TRY(wait());
       WCUDA_TRY(submit(rows));
     }
@@ -232,7 +246,7 @@ Status Session::decode_checked(uint32_t steps, std::vector<int32_t>* tokens) {
   for (uint32_t step = 0; step < steps; ++step) {
     const int32_t fed = results_[0].token;
     const uint32_t flags = WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST;
-    WCUDA_TRY(submit({make_row(sequences_[0].get(), &fed, 1, flags)}));
+    WCUDA_TRY(submit({row(0, &fed, 1, flags)}));
     WCUDA_TRY(wait_all(tokens));
     for (const float logit : logits_)
       if (!std::isfinite(logit))
@@ -265,7 +279,7 @@ Status Session::profile_prompt(uint32_t count, std::vector<wcuda_step_node>* nod
   for (int32_t& token : tokens) token = random_token();
   return profile(nodes, [&]() -> Status {
     WCUDA_TRY(begin(1));
-    return submit({make_row(sequences_[0].get(), tokens.data(), count, WCUDA_ROW_SAMPLE)});
+    return submit({row(0, tokens.data(), count)});
   });
 }
 

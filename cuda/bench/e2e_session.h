@@ -57,6 +57,8 @@ class Session {
   static Result<std::unique_ptr<Session>> open(const Device& device, wcuda_model model,
                                                const wcuda_engine_options& options);
 
+  // How rows sample from here on; greedy at first. What it points to must outlive the session.
+  void set_sampling(const wcuda_sampling& sampling) { sampling_ = sampling; }
   // Bytes of the KV cache for 64 tokens.
   uint64_t page_bytes() const { return page_bytes_; }
   // Captures what the first step of each shape else would.
@@ -80,6 +82,18 @@ class Session {
   // The same for one sequence, one step at a time, tokens fed by the caller, every logit checked to
   // be finite.
   Status decode_checked(uint32_t steps, std::vector<int32_t>* tokens);
+  // A row of a sequence. Without `tokens` it has one, the one that was sampled last.
+  wcuda_row row(size_t sequence, const int32_t* tokens, uint32_t count,
+                uint32_t flags = WCUDA_ROW_SAMPLE) const;
+  // A step of these rows, then `more` tokens for every sequence as in decode.
+  Status run(const std::vector<wcuda_row>& rows, uint32_t more = 0);
+  // Of the step waited for last: the rows' results, and the tokens sampled by all of them if the
+  // engine has drafts.
+  const std::vector<wcuda_row_result>& results() const { return results_; }
+  const std::vector<int32_t>& sampled_tokens() const { return sampled_tokens_; }
+  // Steps that captured a graph first.
+  uint64_t captured_count() const { return captured_count_; }
+  wcuda_sequence sequence(size_t index) const { return sequences_[index].get(); }
   // Time that the caller's thread spends in submit, and in wait once the device is done, of each
   // step.
   Status measure_host(uint32_t steps, std::vector<double>* seconds);
@@ -109,8 +123,13 @@ class Session {
   uint64_t page_bytes_ = 0;
   uint64_t random_counter_ = 0;
   std::deque<uint64_t> in_flight_;
-  std::vector<wcuda_row_result> results_;  // of the step waited for last
+  uint64_t captured_count_ = 0;
+  wcuda_sampling sampling_ = WCUDA_SAMPLING_INIT;
+  std::vector<wcuda_row_result> results_;  // of the step waited for last; so the next five
   uint64_t result_count_ = 0;
+  std::vector<int32_t> sampled_tokens_;
+  std::vector<float> sampled_logprobs_;
+  std::vector<uint32_t> sampled_top_counts_;
   std::vector<float> logits_;
 };
 

@@ -6,7 +6,7 @@
 #                [--skip-kernels]
 #
 # --bin           *_bench programs (default: bench/ next to this script)
-# --out           where NAME.txt, e2e.txt and e2e.json go (default: results/ next to this script)
+# --out           where NAME.txt, e2e.txt, e2e.json and draft.txt go (default: results/ next to this script)
 # --folder        room for the largest model as a file, 43 GB for 70b (default: /dev/shm, else /tmp)
 # --peer          holds build.sh, which builds another engine's llama-bench and llama-batched-bench into
 #                 FOLDER/b/bin; they run in turn with ours on the same files
@@ -69,7 +69,7 @@ bench_kernels() {
   for bench in "$bin"/*_bench; do
     name=$(basename "$bench")
     case $name in
-      e2e_bench | host_* | sampling_bench) continue ;; # whole models, the host
+      draft_bench | e2e_bench | host_* | sampling_bench) continue ;; # whole models, the host
       linear_bench) set -- layers shapes ;;
       memory_bench | zctl_bench) set -- cuda ;;
       compute_bench) set -- "${WCUDA_TEST_NVRTC:-}" ;; # the folder of NVRTC
@@ -90,6 +90,15 @@ bench_alone() {
     for works in "$(works_of "$model")" $(more_works_of "$model"); do specs+=("$model:$works"); done
   done
   "$bin/e2e_bench" --folder "$folder" --json "$out/e2e.json" "${specs[@]}" 2>&1 | tee "$out/e2e.txt"
+}
+
+# Steps with draft tokens, of one stream and of 64, if 8B Q4_K_M is among the models.
+bench_drafts() {
+  local options
+  [[ ,$models, == *,8b:q4_k_m,* ]] || return 0
+  for options in "" "--depth 4096" "--streams 64 --tokens 256"; do
+    "$bin/draft_bench" $options --draft-model 1b:q4_k_m 8b:q4_k_m 2>&1 || echo "draft_bench $options failed"
+  done | tee "$out/draft.txt"
 }
 
 # peer_runs MODEL FILE PREFIX: the peer's rows of a model, as JSON lines.
@@ -136,3 +145,4 @@ bench_with_peer() {
 describe_machine | tee "$out/machine.txt"
 [ $kernels = 0 ] || bench_kernels
 if [ -n "$peer" ]; then bench_with_peer; else bench_alone; fi
+bench_drafts
