@@ -509,10 +509,10 @@ typedef struct wcuda_page_key {
  * recently used page first. The last use of a page is the time when its last sequence was truncated or
  * destroyed. A sequence releases its last page first, so its beginning is cached longest.
  *
- * A page that already has a key keeps it. If another page has a given key, the page of this sequence gets
- * the key only if the other page is cached, which then loses it. If a sequence holds the other page, the
- * key stays there. A page that is truncated and written to again loses its key if no other sequence holds
- * it; otherwise it is copied. If a step fails as a whole, all pages lose their keys. [external: engine] */
+ * A page that already has a key keeps it. If another page has one of the given keys and a sequence holds
+ * that page, the key stays there. If that page is cached, the key moves to the page of this sequence. A
+ * page that is truncated and written to again loses its key if no other sequence holds it; otherwise it is
+ * copied. If a step fails as a whole, all pages lose their keys. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_publish(wcuda_sequence sequence, uint32_t first_page,
                                               const wcuda_page_key* keys, uint32_t count,
                                               wcuda_error* error);
@@ -529,10 +529,10 @@ WCUDA_API wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int3
 
 /* Queues a copy of a sequence's keys and values into pinned memory, after the steps in flight, and records
  * `done` after it. The copy begins at byte `offset` and takes 64 * kv_token_bytes bytes for each page; with
- * less room, returns WCUDA_BUFFER_TOO_SMALL. Tokens are not copied. The sequence may be changed or destroyed
- * at once. The caller must not access the memory until the event is done. Both handles may be destroyed
- * earlier; the memory stays allocated until the copy is done. If a row in flight fails, the copy is
- * undefined from the row's first position on.
+ * less room, returns WCUDA_BUFFER_TOO_SMALL. Tokens are not copied. The sequence may be changed or
+ * destroyed at once. The caller must not access the memory until the event is done. The handles `pinned`
+ * and `done` may be destroyed earlier; the memory stays allocated until the copy is done. If a row in
+ * flight fails, the copy is undefined from the row's first position on.
  *
  * Returns WCUDA_INVALID_STATE if a step in flight has late rows that were not sampled, or draft tokens of the
  * sequence. On HOST, the function waits for the steps in flight, and the copy is done when it returns.
@@ -662,8 +662,8 @@ typedef struct wcuda_sampling {
 #define WCUDA_ROW_SAMPLE ((uint32_t)1 << 1)       /* sample a token after the row's last token */
 #define WCUDA_ROW_LOGITS_LAST ((uint32_t)1 << 2)  /* return the logits of the last token */
 #define WCUDA_ROW_LOGITS_ALL ((uint32_t)1 << 3)   /* return the logits of every token in the row */
-#define WCUDA_ROW_SAMPLE_LATE ((uint32_t)1 << 4)  /* with WCUDA_ROW_SAMPLE: in wcuda_step_sample, which also
-                                                     takes the mask; that of `sampling` must be NULL */
+#define WCUDA_ROW_SAMPLE_LATE ((uint32_t)1 << 4)  /* with WCUDA_ROW_SAMPLE: sample in wcuda_step_sample, which
+                                                     also takes the mask; `sampling->mask` must be NULL */
 /* Return a hidden state: embedding_length values after the final norm, from which logits are computed. A row
  * has at most one of these flags, and needs WCUDA_ENGINE_HIDDEN_STATES. */
 #define WCUDA_ROW_HIDDEN_LAST ((uint32_t)1 << 6)  /* of the row's last token */
@@ -692,7 +692,7 @@ typedef struct wcuda_row {
    * If `sampling` has a mask, one more mask per draft must follow it in memory, for the token after that
    * draft; mask_words counts the words of all masks. The logits flags also return the logits of each draft. */
   const int32_t* draft_tokens;
-  const int32_t* stop_tokens;     /* (stop_count) token ids; a row with drafts returns no token after them */
+  const int32_t* stop_tokens;     /* (stop_count) token ids; a row with drafts returns nothing after one */
   uint32_t draft_count;           /* at most WCUDA_ROW_DRAFT_TOKENS_MAX */
   uint32_t stop_count;
   /* The next two are read with WCUDA_ROW_TOKEN_LOGPROBS. */
