@@ -159,18 +159,19 @@ class Bench {
     constexpr uint32_t kTokens = 2048, kCols = 4096;
     HalfInputArgs args;
     args.tokens = kTokens;
-    args.cols = args.depth = kCols;
-    args.tile_tokens = 256;
+    args.cols = args.out.depth = kCols;
+    args.out.tile_tokens = 256;
     args.x = device_array(std::vector<float>(uint64_t{kTokens} * kCols, 1.0f));
-    args.h = device_array<uint16_t>(uint64_t{kTokens} * kCols);
-    args.scales = device_array<float>(kTokens);
+    args.out.h = device_array<uint16_t>(uint64_t{kTokens} * kCols);
+    args.out.scales = device_array<float>(kTokens);
     measure("half_input", "f16", 8, 6.0 * kTokens * kCols,
             [&](uint32_t) { return half_input(args, launch_); });
-    for (const float scale : to_host(args.scales, kTokens)) check(scale == 0x1p-14f, "half_input");
-    for (const uint16_t value : to_host(args.h, uint64_t{kTokens} * kCols))
+    for (const float scale : to_host(args.out.scales, kTokens))
+      check(scale == 0x1p-14f, "half_input");
+    for (const uint16_t value : to_host(args.out.h, uint64_t{kTokens} * kCols))
       check(value == 0x7400, "half_input");
-    for (const void* data : {static_cast<const void*>(args.x), static_cast<const void*>(args.h),
-                             static_cast<const void*>(args.scales)})
+    for (const void* data : {static_cast<const void*>(args.x), static_cast<const void*>(args.out.h),
+                             static_cast<const void*>(args.out.scales)})
       cudaFree(const_cast<void*>(data));
   }
 

@@ -10,8 +10,8 @@ export WCUDA_REQUIRE_GPU=1
 place=$(cat tree/place.txt 2>/dev/null)
 [ -z "$place" ] || [ -e "$place" ] || { mkdir -p "$(dirname "$place")" && ln -s "$PWD/tree" "$place"; }
 kernels=GpuStep.*:GpuEmbed.*:GpuSoftcap*:GpuRopeKv.rows*:GpuRepack.takes*:GpuAttentionGolden.*
-kernels+=:GpuAttentionDecode.teams_of_warps_store*:GpuAttentionHost.*:GpuAttention.softcap*:Path/GpuLinear.odd*/linear_batch:Path/GpuLinear.odd*/packed_gemm
-suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Path/GpuLinear.gates*
+kernels+=:GpuAttentionDecode.teams_of_warps_store*:GpuAttentionOperand.of_rows_that_share*:GpuAttentionHost.*:GpuAttention.softcap*:Path/GpuLinear.odd*/linear_batch:Path/GpuLinear.odd*/packed_gemm
+suite=$kernels:GpuAttentionOperand.of_prompts*:GpuPackedGemm.a_gate_of_zeros*:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Path/GpuLinear.gates*
 suite+=:Path/GpuLinear.every_format*/linear_batch:Path/GpuLinear.every_format*/packed_gemm:GpuLinearVector.products*:Gpu/ModelUpload.expands*
 suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*
 suite+=:GpuCatalogue.equals_numpy:GpuCatalogue.element_wise*:GpuCatalogue.unknown*:GpuKernels.*:GpuStreams.*

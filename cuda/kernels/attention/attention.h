@@ -40,6 +40,7 @@
 
 #include "kernels/attention/attention_plan.h"
 #include "kernels/ptx/launch.h"
+#include "kernels/shared/input_order.h"
 #include "kernels/shared/kv_pages.h"
 #include "kernels/shared/rope_head.h"
 
@@ -58,6 +59,9 @@ struct AttentionKernelArgs {
       nullptr;  // (head_count) one more score per head, whose value is 0; may be null
   const float* query = nullptr;  // (token_count, head_count * head_length)
   float* out = nullptr;          // the same shape
+  // With `h`, results go there instead of to `out`. Needs pages in f16, and heads whose length is a
+  // multiple of 32; not by attention_prefill.
+  HalfOperand operand;
   // If not null, attention_decode also does the work of rope_kv for rows of one token: `query`,
   // `key` and `value` (token_count, pages.head_count * head_length) are the outputs of the
   // projections.

@@ -23,6 +23,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_decode_tile.cuh"
+#include "kernels/attention/attention_operand.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/named_barrier.cuh"
 #include "kernels/shared/rope_head.cuh"
@@ -642,13 +643,18 @@ __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, co
                                              uint32_t i, const Float4Partial& partial) {
   constexpr uint32_t kFloat4s = kLength / 4;
   const uint32_t n = args.pages.head_length;
-  const uint32_t element = i % kFloat4s * 4;
-  const float inverse = 1.0f / partial.denominator;
+  const uint32_t element = i % kFloat4s * 4, head = heads.first + i / kFloat4s;
+  const bool has_operand = args.operand.h != nullptr;
+  const float inverse = (has_operand ? kOperandFactor : 1.0f) / partial.denominator;
   const float4 sums = make_float4(partial.sums.x * inverse, partial.sums.y * inverse,
                                   partial.sums.z * inverse, partial.sums.w * inverse);
-  float* const out = args.out +
-                     (uint64_t{heads.token} * args.head_count + heads.first + i / kFloat4s) * n +
-                     element;
+  if (has_operand) {
+    if (element >= n) return;
+    if (head == 0 && element == 0) store_operand_scale(args.operand, heads.token);
+    OperandRow(args.operand, heads.token).store_quarter(head * n + element, sums);
+    return;
+  }
+  float* const out = args.out + (uint64_t{heads.token} * args.head_count + head) * n + element;
   if (n % 4 == 0) {
     if (element < n) *reinterpret_cast<float4*>(out) = sums;
     return;
@@ -846,6 +852,26 @@ __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, cons
         }
     }
     const float own = factor / denominator, others = 1.0f / denominator;
+#pragma unroll
+    for (int i = 0; i < S::kLength / 16; ++i)
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const float result = sums.values[i][k * 2 + j] * own;
+        results[i][k] = shared_count != 0 ? result + results[i][k] * others : result;
+      }
+    if (S::kFormat == KvFormat::kF16 && args.operand.h != nullptr) {
+      const OperandRow operand(args.operand, heads.token);
+      if (heads.first + head == 0 && lane < 4) store_operand_scale(args.operand, heads.token);
+#pragma unroll
+      for (int i = 0; i < S::kLength / 16; i += 2) {
+        if (!S::kExact && i * 16 >= n) continue;
+        const uint32_t words[2] = {
+            pack_halves(results[i][0] * kOperandFactor, results[i][1] * kOperandFactor),
+            pack_halves(results[i + 1][0] * kOperandFactor, results[i + 1][1] * kOperandFactor)};
+        operand.store_columns((heads.first + head) * n + i * 16, words, lane, is_head);
+      }
+      continue;
+    }
     float* const out =
         args.out + (uint64_t{heads.token} * args.head_count + heads.first + head) * n;
 #pragma unroll
@@ -853,9 +879,7 @@ __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, cons
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const uint32_t element = S::Tile::sum_element(i, k, lane);
-        float result = sums.values[i][k * 2 + j] * own;
-        if (shared_count != 0) result += results[i][k] * others;
-        if (is_head && (S::kExact || element < n)) out[element] = result;
+        if (is_head && (S::kExact || element < n)) out[element] = results[i][k];
       }
   }
 }

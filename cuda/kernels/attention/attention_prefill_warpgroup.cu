@@ -9,6 +9,7 @@
 // pages. In shared memory, a panel has 64 elements of each row (128 bytes), and chunk c of row r is
 // stored at chunk c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
+#include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
 #include "kernels/attention/attention_tile.cuh"
 #include "kernels/ptx/code.h"
@@ -465,16 +466,34 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
   const uint32_t n = args.pages.head_length;
   const bool has_sink = args.sinks != nullptr && !args.is_shared;
   const float sink = has_sink ? args.sinks[item.head] * kLog2E : -INFINITY;
+  const bool has_operand = args.operand.h != nullptr && !args.is_shared;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float denominator = softmax.denominator[r];
     denominator += __shfl_xor_sync(~0u, denominator, 1);
     denominator += __shfl_xor_sync(~0u, denominator, 2);
     const uint32_t row = first_row + r * 8;
-    if (row >= item.token_count) continue;
     const float running_max = fmaxf(softmax.running_max[r], sink);
     const float factor = exp2_fast(softmax.running_max[r] - running_max);
     const float inverse = factor / (denominator * factor + exp2_fast(sink - running_max));
+    if (has_operand) {
+      const bool is_row = row < item.token_count;
+      const uint32_t token = item.first_token + row;
+      const OperandRow operand(args.operand, token);
+      if (is_row && item.head == 0 && lane % 4 == 0) store_operand_scale(args.operand, token);
+#pragma unroll
+      for (int i = 0; i < kLength / 8; i += 4) {
+        if (i * 8 >= n) continue;
+        uint32_t words[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w)
+          words[w] = pack_halves(sums[(i + w) * 4 + r * 2] * inverse * kOperandFactor,
+                                 sums[(i + w) * 4 + r * 2 + 1] * inverse * kOperandFactor);
+        operand.store_group(item.head * n + i * 8, words, lane, is_row);
+      }
+      continue;
+    }
+    if (row >= item.token_count) continue;
     uint64_t place = item.place(args, row);
     float* out = args.out;
     if (args.is_shared) {

@@ -41,11 +41,6 @@ constexpr uint32_t kInputClusterMax = 8;
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-__device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t token, uint32_t piece) {
-  const uint64_t panel = token / args.tile_tokens * (args.depth / 64) + piece / 8;
-  return (panel * args.tile_tokens + token % args.tile_tokens) * 8 + (piece % 8 ^ token % 8);
-}
-
 // Transposes words over a quad: words[i] of lane t becomes words[t] of lane i.
 [[maybe_unused]] __device__ inline void transpose_words(uint32_t (&words)[4]) {
 #pragma unroll
@@ -70,7 +65,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
   const uint32_t token = blockIdx.x / cluster, rank = blockIdx.x % cluster;
   const bool is_token = token < args.tokens, has_norm = args.norm != nullptr;
   const uint32_t group = rank * kPieces * piece_groups + threadIdx.x / 4, lane = threadIdx.x % 4;
-  const uint2 quarters = owned_quarters(args.order, lane);
+  const uint2 quarters = owned_quarters(args.out.order, lane);
   // Returns the index of quarter i % 2 of piece i / 2.
   const auto place = [&](uint32_t i) {
     return (group + i / 2 * piece_groups) * 8 + (i % 2 == 0 ? quarters.x : quarters.y);
@@ -131,7 +126,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
   const int32_t exponent = scale_exponent(all.max * rms_inverse);
   const float scale = power_of_two(exponent);
   if (is_token && rank == 0 && threadIdx.x == 0) {
-    args.scales[token] = power_of_two(-exponent);
+    args.out.scales[token] = power_of_two(-exponent);
     if (args.norms != nullptr) args.norms[token] = sqrtf(all.gain_square_sum) * rms_inverse;
   }
 
@@ -144,14 +139,14 @@ __global__ void __launch_bounds__(kInputThreads, 5)
       const float4 h =
           make_float4(v.x * rms_inverse * g.x * scale, v.y * rms_inverse * g.y * scale,
                       v.z * rms_inverse * g.z * scale, v.w * rms_inverse * g.w * scale);
-      const bool is_cross = args.order == InputOrder::kCross;
+      const bool is_cross = args.out.order == InputOrder::kCross;
       words[2 * i] = half_pair(h.x, is_cross ? h.z : h.y);
       words[2 * i + 1] = half_pair(is_cross ? h.y : h.z, h.w);
     }
     transpose_words(words);
     const uint32_t piece = (group + p * piece_groups) * 4 + lane;
-    if (piece >= args.depth / 8) continue;
-    reinterpret_cast<uint4*>(args.h)[piece_index(args, token, piece)] =
+    if (piece >= args.out.depth / 8) continue;
+    reinterpret_cast<uint4*>(args.out.h)[args.out.piece_index(token, piece)] =
         make_uint4(words[0], words[1], words[2], words[3]);
   }
 #endif
@@ -181,17 +176,17 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
     const int32_t exponent = scale_exponent(all.max * rms_inverse);
     scale = power_of_two(exponent);
     if (threadIdx.x == 0) {
-      args.scales[token] = power_of_two(-exponent);
+      args.out.scales[token] = power_of_two(-exponent);
       if (args.norms != nullptr) args.norms[token] = sqrtf(all.gain_square_sum) * rms_inverse;
     }
   }
 
-  for (uint32_t piece = threadIdx.x; piece < args.depth / 8; piece += kInputThreads) {
+  for (uint32_t piece = threadIdx.x; piece < args.out.depth / 8; piece += kInputThreads) {
     uint32_t words[4] = {};
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) {
       const uint32_t place = piece * 8 + i;
-      const uint32_t k = place / 32 * 32 + input_of_place(args.order, place % 32);
+      const uint32_t k = place / 32 * 32 + input_of_place(args.out.order, place % 32);
       float value = 0.0f;
       if (is_token && k < args.cols) {
         value = x[k] * rms_inverse;
@@ -199,7 +194,7 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
       }
       words[i / 2] |= uint32_t{float_to_half(value * scale)} << (i % 2 * 16);
     }
-    reinterpret_cast<uint4*>(args.h)[piece_index(args, token, piece)] =
+    reinterpret_cast<uint4*>(args.out.h)[args.out.piece_index(token, piece)] =
         make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
@@ -210,11 +205,11 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 
 cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
   if (args.tokens == 0) return cudaSuccess;
-  if (args.tile_tokens == 0 || args.depth < args.cols || args.depth % 64 != 0)
+  if (args.out.tile_tokens == 0 || args.out.depth < args.cols || args.out.depth % 64 != 0)
     return cudaErrorInvalidValue;
-  const uint32_t blocks = round_up(args.tokens, args.tile_tokens);
-  const uint32_t cluster = divide_up(args.depth, kInputThreads * kThreadInputs);
-  const uint32_t threads = round_up(divide_up(args.depth, cluster * kThreadInputs), 32);
+  const uint32_t blocks = round_up(args.tokens, args.out.tile_tokens);
+  const uint32_t cluster = divide_up(args.out.depth, kInputThreads * kThreadInputs);
+  const uint32_t threads = round_up(divide_up(args.out.depth, cluster * kThreadInputs), 32);
   if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&
       is_aligned(args.x) && is_aligned(args.norm))
     return launch_kernel(launch, dim3(blocks * cluster), dim3(threads), 0,

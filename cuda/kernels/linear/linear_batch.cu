@@ -36,6 +36,16 @@ uint64_t input_bytes(uint32_t cols, uint32_t tokens) {
 }
 uint64_t scale_bytes(uint32_t tokens) { return round_up(tokens, 64) * 4; }
 
+HalfOperand input_place(uint32_t cols, uint32_t tokens, void* scratch) {
+  HalfOperand place;
+  place.h = static_cast<uint16_t*>(scratch);
+  place.scales =
+      reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, tokens));
+  place.tile_tokens = batch_tile_tokens(tokens);
+  place.depth = round_up(cols, kKTileInputs);
+  return place;
+}
+
 cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               batch_shared_bytes(1));
@@ -122,26 +132,34 @@ uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t tokens) {
   return input_bytes(cols, tokens) + scale_bytes(tokens);
 }
 
+bool linear_batch_operand(const LinearArgs& args, void* scratch, const Launch& launch,
+                          HalfOperand* operand) {
+  const Matrix& matrix = args.matrices[0];
+  if (args.matrix_count != 1 || matrix.cols % kKTileInputs != 0 ||
+      !linear_batch_supports(args, launch))
+    return false;
+  *operand = input_place(matrix.cols, args.tokens, scratch);
+  operand->order = find_kernel(matrix.type)->order;
+  return true;
+}
+
 cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratch,
                          const Launch& launch) {
-  if (args.tokens == 0 || !linear_batch_supports(args, launch) || launch.sm_count < 1)
+  if (args.tokens == 0 || !linear_batch_supports(args, launch) || launch.sm_count < 1 ||
+      (args.x == nullptr && args.matrix_count != 1))
     return cudaErrorInvalidValue;
   const uint32_t cols = args.matrices[0].cols;
   HalfInputArgs input;
   input.tokens = args.tokens;
   input.cols = cols;
-  input.depth = round_up(cols, kKTileInputs);
   input.x = args.x;
   input.x_rows = args.x_rows;
   input.norm = args.norm;
   input.epsilon = args.epsilon;
-  input.tile_tokens = batch_tile_tokens(args.tokens);
-  input.h = static_cast<uint16_t*>(scratch);
-  input.scales =
-      reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.tokens));
+  input.out = input_place(cols, args.tokens, scratch);
   // The bits of the sums depend only on the partitions of K.
   const uint32_t partitions =
-      is_invariant ? invariant_partitions(row_count(args), input.depth / kKTileInputs,
+      is_invariant ? invariant_partitions(row_count(args), input.out.depth / kKTileInputs,
                                           static_cast<uint32_t>(launch.sm_count))
                    : 0;
 
@@ -150,11 +168,12 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   bool is_done[kLinearMatricesMax] = {};
   for (uint32_t first = 0; first < args.matrix_count; ++first) {
     if (is_done[first]) continue;
-    input.order = find_kernel(args.matrices[first].type)->order;
-    if (const cudaError_t status = half_input(input, launch)) return status;
+    input.out.order = find_kernel(args.matrices[first].type)->order;
+    if (args.x != nullptr)
+      if (const cudaError_t status = half_input(input, launch)) return status;
     for (uint32_t i = first; i < args.matrix_count; ++i) {
       const BatchKernel* kernel = find_kernel(args.matrices[i].type);
-      if (is_done[i] || kernel->order != input.order) continue;
+      if (is_done[i] || kernel->order != input.out.order) continue;
       for (uint32_t m = i + 1; m < args.matrix_count; ++m)
         if (args.matrices[m].type != args.matrices[i].type && !is_done[m])
           if (const BatchKernel* const mixed =
@@ -164,10 +183,10 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
       params.tokens = args.tokens;
       const uint32_t inputs_of_packed_tile = kKTileInputs / kernel->packed_tiles;
       params.packed_tile_count = (cols + inputs_of_packed_tile - 1) / inputs_of_packed_tile;
-      params.k_tile_count = input.depth / kKTileInputs;
+      params.k_tile_count = input.out.depth / kKTileInputs;
       params.epilogue = args.epilogue;
-      params.h = input.h;
-      params.scales = input.scales;
+      params.h = input.out.h;
+      params.scales = input.out.scales;
       const auto add_matrices = [&](uint32_t type) {
         for (uint32_t m = i; m < args.matrix_count; ++m) {
           if (is_done[m] || args.matrices[m].type != type) continue;
@@ -183,8 +202,8 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
       const uint32_t second_matrix = params.matrix_count;
       add_matrices(kernel->second_type);
       if (params.matrix_count == 0) continue;
-      if (const cudaError_t status =
-              launch_type(params, *kernel, second_matrix, input.tile_tokens, partitions, launch))
+      if (const cudaError_t status = launch_type(params, *kernel, second_matrix,
+                                                 input.out.tile_tokens, partitions, launch))
         return status;
     }
   }

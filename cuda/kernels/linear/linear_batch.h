@@ -3,6 +3,7 @@
 
 #include "kernels/linear/linear.h"
 #include "kernels/ptx/launch.h"
+#include "kernels/shared/input_order.h"
 
 namespace wcuda::kernels {
 
@@ -20,7 +21,15 @@ uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t tokens);
 //
 // Weights are converted to f16. Magnitudes of at least 2^-16 keep 11 bits, and those below 2^-27
 // become 0. Magnitudes of at least 16384 overflow, except in F16.
+// If args.x is null, `scratch` holds activations that another kernel wrote to the place that
+// linear_batch_operand returned.
 cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratch,
                          const Launch& launch);
+
+// Sets where linear_batch with these arguments reads activations in `scratch`. Returns false if
+// another kernel cannot write them: for several matrices, or if the inputs do not fill whole
+// K-tiles.
+bool linear_batch_operand(const LinearArgs& args, void* scratch, const Launch& launch,
+                          HalfOperand* operand);
 
 }  // namespace wcuda::kernels

@@ -113,13 +113,13 @@ HalfInputArgs input_args(const LinearArgs& args, void* input) {
   HalfInputArgs half;
   half.tokens = args.tokens;
   half.cols = args.matrices[0].cols;
-  half.depth = round_up(half.cols, kKTileInputs);
+  half.out.depth = round_up(half.cols, kKTileInputs);
   half.x = args.x;
   half.x_rows = args.x_rows;
   half.norm = args.norm;
   half.epsilon = args.epsilon;
-  half.h = static_cast<uint16_t*>(input);
-  half.scales =
+  half.out.h = static_cast<uint16_t*>(input);
+  half.out.scales =
       reinterpret_cast<float*>(static_cast<uint8_t*>(input) + token_bytes(half.cols, args.tokens));
   return half;
 }
@@ -146,15 +146,13 @@ uint64_t packed_gemm_scratch_bytes(const Launch& launch) {
 }
 
 bool packed_gemm_operand(const LinearArgs& args, bool is_invariant, void* input,
-                         const Launch& launch, GemmOperand* operand) {
+                         const Launch& launch, HalfOperand* operand) {
   if (!has_warpgroup_code() || args.matrix_count != 1 ||
       args.matrices[0].cols % kKTileInputs != 0 || !packed_gemm_supports(args, launch))
     return false;
   bool is_done[kLinearMatricesMax] = {};
   const Group group = next_group(args, is_done);
-  const HalfInputArgs half = input_args(args, input);
-  operand->h = half.h;
-  operand->scales = half.scales;
+  *operand = input_args(args, input).out;
   operand->order = group.kernel->order;
   operand->tile_tokens = plan_group(group, args, is_invariant, launch).tile_tokens;
   return true;
@@ -163,7 +161,7 @@ bool packed_gemm_operand(const LinearArgs& args, bool is_invariant, void* input,
 cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
                         const Launch& launch, const GemmOperand& operand) {
   if (args.tokens == 0 || !packed_gemm_supports(args, launch)) return cudaErrorInvalidValue;
-  if (operand.h != nullptr &&
+  if (operand.out.h != nullptr &&
       (!has_warpgroup_code() || !is_gate(args.epilogue) || args.biases[0] != nullptr ||
        args.biases[1] != nullptr || args.matrices[0].rows % kKTileInputs != 0))
     return cudaErrorInvalidValue;
@@ -172,7 +170,8 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
       (args.x == nullptr && args.matrix_count != 1))
     return cudaErrorInvalidValue;
   HalfInputArgs half = input_args(args, input);
-  if (operand.h != nullptr) half.norms = half.scales + round_up(args.tokens, kGemmTileTokens[1]);
+  if (operand.out.h != nullptr)
+    half.norms = half.out.scales + round_up(args.tokens, kGemmTileTokens[1]);
   bool is_done[kLinearMatricesMax] = {};
   while (std::count(is_done, is_done + args.matrix_count, false) != 0) {
     Group group = next_group(args, is_done);
@@ -181,11 +180,11 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
     params.tokens = args.tokens;
     const uint32_t packed_tile_inputs = kKTileInputs / group.kernel->packed_tiles;
     params.packed_tile_count = divide_up(half.cols, packed_tile_inputs);
-    params.k_tile_count = half.depth / kKTileInputs;
+    params.k_tile_count = half.out.depth / kKTileInputs;
     params.k_groups = round_up(divide_up(half.cols, 32), gemm_stage_groups(kGemmTileTokens[1]));
     params.epilogue = args.epilogue;
-    params.h = half.h;
-    params.scales = half.scales;
+    params.h = half.out.h;
+    params.scales = half.out.scales;
     params.norms = half.norms;
     params.operand = operand;
     params.counters = static_cast<uint32_t*>(launch.scratch);
@@ -195,9 +194,9 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
     if (plan.clusters == 0) return cudaErrorInvalidValue;
     // Writes the activations again if tiles or order of inputs differ from the previous launch.
     if (args.x != nullptr &&
-        (half.order != group.kernel->order || half.tile_tokens != plan.tile_tokens)) {
-      half.order = group.kernel->order;
-      half.tile_tokens = plan.tile_tokens;
+        (half.out.order != group.kernel->order || half.out.tile_tokens != plan.tile_tokens)) {
+      half.out.order = group.kernel->order;
+      half.out.tile_tokens = plan.tile_tokens;
       if (const cudaError_t status = half_input(half, launch)) return status;
     }
     if (const cudaError_t status = launch_group(&group, plan, launch)) return status;

@@ -23,14 +23,15 @@ uint64_t packed_gemm_scratch_bytes(const Launch& launch);
 // bits. With WGMMA, the bits of a token also depend on the number of tokens. With `is_invariant`
 // they do not, and equal those of linear_batch. Weights are converted to f16 as in linear_batch.
 // With an operand, gate and up write f16 activations there instead of outputs[0]; they have no
-// biases, and rows in whole K-tiles. If args.x is null, `input` holds activations so written.
+// biases, and rows in whole K-tiles. If args.x is null, `input` holds activations that another
+// kernel wrote to the place that packed_gemm_operand returned.
 cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
                         const Launch& launch, const GemmOperand& operand = {});
 
-// Sets all but the norms of the operand that a launch of packed_gemm with these arguments reads
-// from `input`. Returns false if another kernel cannot write it: without WGMMA, for several
-// matrices, or if the inputs do not fill whole K-tiles.
+// Sets where a launch of packed_gemm with these arguments reads activations in `input`. Returns
+// false if another kernel cannot write it: without WGMMA, for several matrices, or if the inputs do
+// not fill whole K-tiles.
 bool packed_gemm_operand(const LinearArgs& args, bool is_invariant, void* input,
-                         const Launch& launch, GemmOperand* operand);
+                         const Launch& launch, HalfOperand* operand);
 
 }  // namespace wcuda::kernels

@@ -429,15 +429,14 @@ __device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
     const int32_t exponent = scale_exponent(operand.gate_norm * norm * (operand.up_norm * norm));
     outputs->scales[i] = i < tokens ? params.scales[token] * weight_scale : 0.0f;
     outputs->exponents[i] = static_cast<int8_t>(exponent);
-    if (first_row == 0 && i < tokens) operand.scales[token] = power_of_two(-exponent);
+    if (first_row == 0 && i < tokens) operand.out.scales[token] = power_of_two(-exponent);
   }
   if (first_row >= params.rows[0]) return;
   const uint32_t piece = thread % 4;
   uint32_t rows[8];  // rows within the group, in the order of the operand
 #pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) rows[i] = input_of_place(operand.order, piece * 8 + i);
+  for (uint32_t i = 0; i < 8; ++i) rows[i] = input_of_place(operand.out.order, piece * 8 + i);
   const uint32_t place = first_row / 8 + piece;  // index among the token's pieces of 8 inputs
-  const uint32_t panels = params.rows[0] / 64;
   const bool is_silu = params.epilogue == Epilogue::kSiluGate;
 #pragma unroll 1
   for (uint32_t begin = 0; begin < kN && begin < tokens; begin += kGemmOutputTokens) {
@@ -459,10 +458,8 @@ __device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
       words[j] = half2_bits(__floats2half2_rn(values[0], values[1]));
     }
     if (i < tokens) {
-      const uint32_t tile_token = token % operand.tile_tokens;
-      const uint64_t panel = uint64_t{token / operand.tile_tokens} * panels + place / 8;
-      const uint64_t at = (panel * operand.tile_tokens + tile_token) * 8 + (place % 8 ^ token % 8);
-      reinterpret_cast<uint4*>(operand.h)[at] = make_uint4(words[0], words[1], words[2], words[3]);
+      reinterpret_cast<uint4*>(operand.out.h)[operand.out.piece_index(token, place)] =
+          make_uint4(words[0], words[1], words[2], words[3]);
     }
     sync_warpgroup(warpgroup);
   }
@@ -608,7 +605,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
           !join_partitions<kN>(params, segment, warp / 4, sums, outputs))
         continue;
       const float weight_scale = 1.0f / (is_second ? Second::kWeightScale : First::kWeightScale);
-      if (params.operand.h != nullptr)
+      if (params.operand.out.h != nullptr)
         finish_operand<kN>(params, segment, warp, weight_scale, sums, outputs);
       else if (params.epilogue >= Epilogue::kSiluGate)
         finish<true, kN>(params, segment, warp, weight_scale, sums, outputs);

@@ -27,23 +27,24 @@ cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& l
   HalfInputArgs half;
   half.tokens = args.tokens;
   half.cols = cols;
-  half.depth = (cols + kKTileInputs - 1) / kKTileInputs * kKTileInputs;
+  half.out.depth = (cols + kKTileInputs - 1) / kKTileInputs * kKTileInputs;
   half.x = args.x;
   half.x_rows = args.x_rows;
   half.norm = args.norm;
   half.epsilon = args.epsilon;
-  half.tile_tokens = kMmaTokens;
-  half.h = static_cast<uint16_t*>(input);
+  half.out.tile_tokens = kMmaTokens;
+  half.out.h = static_cast<uint16_t*>(input);
   const uint32_t token_tiles = (args.tokens + kMmaTokens - 1) / kMmaTokens;
-  half.scales = reinterpret_cast<float*>(half.h + uint64_t{token_tiles} * kMmaTokens * half.depth);
+  half.out.scales =
+      reinterpret_cast<float*>(half.out.h + uint64_t{token_tiles} * kMmaTokens * half.out.depth);
   for (uint32_t i = 0; i < args.matrix_count; ++i) {
     // In a gate epilogue, the output holds the result of up until the launch of gate multiplies it.
     const uint32_t m = is_gate ? args.matrix_count - 1 - i : i;
     const Matrix& matrix = args.matrices[m];
     const GemmMmaKernel* const kernel = find_kernel(matrix.type);
     if (kernel == nullptr) return cudaErrorInvalidValue;
-    if (i == 0 || half.order != kernel->order) {
-      half.order = kernel->order;
+    if (i == 0 || half.out.order != kernel->order) {
+      half.out.order = kernel->order;
       if (const cudaError_t status = half_input(half, launch)) return status;
     }
     if (matrix.rows == 0) continue;
@@ -51,13 +52,13 @@ cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& l
     params.tokens = args.tokens;
     params.rows = matrix.rows;
     params.token_tiles = token_tiles;
-    params.k_tile_count = half.depth / kKTileInputs;
+    params.k_tile_count = half.out.depth / kKTileInputs;
     params.m_tile_bytes = quant::tile_layout(matrix.type).m_tile_bytes(cols);
     params.epilogue = !is_gate ? args.epilogue
                       : m == 1 ? Epilogue::kStore
                                : times_of(args.epilogue);
-    params.h = half.h;
-    params.scales = half.scales;
+    params.h = half.out.h;
+    params.scales = half.out.scales;
     params.packed_tiles = matrix.packed_tiles;
     params.bias = args.biases[m];
     params.output = args.outputs[is_gate ? 0 : m];

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "kernels/linear/input_order.h"
 #include "kernels/linear/linear.h"
+#include "kernels/shared/input_order.h"
 #include "kernels/shared/packed_tile.h"
 
 namespace wcuda::kernels {
@@ -57,10 +57,7 @@ static_assert(sizeof(GemmOutputs) % 16 == 0);
 
 // The f16 activations that gate and up write for the next product, as half_input would.
 struct GemmOperand {
-  uint16_t* h = nullptr;    // aligned to 16 bytes; null: gate and up write f32
-  float* scales = nullptr;  // (tokens)
-  InputOrder order = InputOrder::kContiguous8;
-  uint32_t tile_tokens = 0;
+  HalfOperand out;  // without `h` gate and up write f32
   // Largest L2 norm of a row of gate, of up. With the norm of a token's input they bound its
   // outputs, so that the scale is known before all outputs are.
   float gate_norm = 0.0f, up_norm = 0.0f;

@@ -166,6 +166,7 @@ class Pass {
     args.pool = step_.pool;
     args.layer = node.layer;
     args.out = a_.attention;
+    args.reader = &weights_.layers[node.layer].attention_output;
     if (node.input == Form::kUnrotated) args.rope_kv = &unrotated;
     return ops_.attention(node, args);
   }

@@ -13,7 +13,6 @@ namespace wcuda::engine {
 
 // Checked wcuda_engine_options with resolved defaults, and the sizes of the model.
 struct Limits : ops::Limits {
-  ops::KvType kv_type = ops::KvType::kF16;
   bool poison_free_pages = false;
   bool has_hidden_states = false;
   bool has_token_logprobs = false;

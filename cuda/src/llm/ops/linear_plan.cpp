@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/attention/attention_choice.h"
+
 namespace wcuda::ops {
 namespace {
 
@@ -19,6 +21,11 @@ bool uses_batch(const LinearShape& shape, const DeviceTraits& device, uint32_t t
 // The operand fills whole tiles of tokens. So it fits into the memory of f32 outputs of as many
 // tokens.
 constexpr uint32_t kOperandTokensMin = 512;
+// Tokens of a decode step from which on attention writes an operand for linear_batch. packed_gemm
+// loads its first weights while another kernel converts; without one they are waited for. One H200,
+// 2026-11-23, tokens/s of 8B Q4_K_M with the operand in all steps: 16 sequences 0.992 of those
+// without, 32 1.008, 64 1.014, 128 0.984, 256 0.992 (2026-11-23-h200/attention_operand.txt).
+constexpr uint32_t kDecodeOperandTokensMin = 17;
 
 }  // namespace
 
@@ -32,6 +39,20 @@ bool gate_writes_operand(const LinearShape& gate_up, const Limits& limits,
   return needs_gate_norms(limits, device) && !gate_up.has_bias &&
          gate_up.types[0] == gate_up.types[1] && gate_up.rows[0] % 256 == 0 &&
          linear_kernel(gate_up, limits, device) == Kernel::kPackedGemm;
+}
+
+bool attention_writes_operand(const LinearShape& output, bool is_decode, const Limits& limits,
+                              const DeviceTraits& device) {
+  if (!device.has_warpgroup_code || limits.batch_invariant ||
+      limits.max_batch_tokens < kOperandTokensMin || limits.kv_type != kernels::KvFormat::kF16 ||
+      limits.head_length % 32 != 0 ||
+      !kernels::prefill_has_warpgroup(limits.head_length, device.compute_capability) ||
+      output.cols % 256 != 0)
+    return false;
+  const Kernel kernel = linear_kernel(output, limits, device);
+  if (kernel == Kernel::kLinearVector) return false;
+  return !is_decode ||
+         (kernel == Kernel::kLinearBatch && output.token_count >= kDecodeOperandTokensMin);
 }
 
 Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,

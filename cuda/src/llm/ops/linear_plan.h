@@ -38,4 +38,9 @@ bool gate_writes_operand(const LinearShape& gate_up, const Limits& limits,
 // Returns whether steps of any shape may do so, and so need GateNorms.
 bool needs_gate_norms(const Limits& limits, const DeviceTraits& device);
 
+// Returns whether attention writes the f16 operand of the output projection (kernels/attention/
+// attention_operand.cuh). In a decode step all rows have one token.
+bool attention_writes_operand(const LinearShape& output, bool is_decode, const Limits& limits,
+                              const DeviceTraits& device);
+
 }  // namespace wcuda::ops

@@ -132,12 +132,15 @@ struct AttentionArgs {
   uint32_t window;  // 0: all positions
   KvPool pool;
   uint32_t layer;
-  float* out;  // (token_count, head_count * head_length)
+  // (token_count, head_count * head_length). In the forms kHalf and kBatchHalf the memory of as
+  // many floats holds f16 activations in the order in which `reader` reads them.
+  float* out;
   // If the node's input is unrotated: the arguments that rope_kv would otherwise receive.
   const RopeKvArgs* rope_kv = nullptr;
   float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: unchanged
   // (head_count) an extra score of each head in the softmax, whose value is 0; may be null
   Vector sinks = nullptr;
+  const Weight* reader = nullptr;  // the output projection
 };
 
 // values = softcap * tanh(values / softcap), in place.

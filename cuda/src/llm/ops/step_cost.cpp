@@ -79,8 +79,10 @@ class Counter {
       case Operation::kDown:
       case Operation::kLogits:
         cost = linear(node.operation, node.layer, plan_.logits_count(node));
-        if (node.input == Form::kHalf || node.output == Form::kHalf)
-          cost.bytes -= tokens * config_.feed_forward_length * 2;
+        if (is_half(node.input) || node.output == Form::kHalf)
+          cost.bytes -=
+              tokens * 2 *
+              (node.operation == Operation::kAttentionOutput ? query : config_.feed_forward_length);
     }
     return cost;
   }
@@ -90,6 +92,7 @@ class Counter {
     sum->bytes += part.bytes;
     sum->flops += part.flops;
   }
+  static bool is_half(Form form) { return form == Form::kHalf || form == Form::kBatchHalf; }
   uint64_t kv_token_bytes() const {
     return uint64_t{2} * config_.kv_head_count * shape_.kv_row_bytes;
   }
@@ -152,7 +155,7 @@ class Counter {
     const uint64_t last = row_tokens == 0 ? 0 : seen(shape_.context_positions + row_tokens - 1);
     const uint64_t query = uint64_t{config_.head_count} * config_.head_length;
     cost.bytes = shape_.row_count * std::max(last, row_tokens) * kv_token_bytes() +
-                 shape_.row_count * row_tokens * query * 8;
+                 shape_.row_count * row_tokens * query * (is_half(node.output) ? 6 : 8);
     cost.flops = 4 * shape_.row_count * pairs * query;
     return cost;
   }

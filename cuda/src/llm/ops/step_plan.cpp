@@ -101,6 +101,7 @@ class Planner {
 
   void attention(uint32_t layer) {
     Form input = Form::kUnrotated;
+    const Form output = attention_output(layer);
     if (!attention_rotates()) {
       Node& node =
           add(Operation::kRotateAndStore, on_device(Kernel::kRopeKv), layer, input, Form::kPages);
@@ -117,15 +118,22 @@ class Planner {
           kernels::prefill_has_warpgroup(config_.head_length, device_.compute_capability);
       add(Operation::kAttention,
           has_warpgroup ? Kernel::kAttentionPrefillWarpgroup : Kernel::kAttentionPrefill, layer,
-          input, Form::kF32)
+          input, output)
           .table = Form::kAttentionPlan;
       if (shape().min_row_tokens > 1) return;
     }
     if (shape().has_shared_prefix)
       add(Operation::kAttention, Kernel::kAttentionShared, layer, input, Form::kNone).table =
           Form::kAttentionPlan;
-    add(Operation::kAttention, decode_kernel(), layer, input, Form::kF32).table =
-        Form::kAttentionPlan;
+    add(Operation::kAttention, decode_kernel(), layer, input, output).table = Form::kAttentionPlan;
+  }
+
+  // Returns the form in which attention passes its results to the output projection.
+  Form attention_output(uint32_t layer) const {
+    const LinearShape reader = shape_of(Operation::kAttentionOutput, layer);
+    if (!attention_writes_operand(reader, is_decode(), limits_, device_)) return Form::kF32;
+    return linear_kernel(reader, limits_, device_) == Kernel::kLinearBatch ? Form::kBatchHalf
+                                                                           : Form::kHalf;
   }
 
   Kernel decode_kernel() const {
@@ -178,7 +186,9 @@ class Planner {
         (operation == Operation::kGateUp || operation == Operation::kDown) &&
         gate_writes_operand(shape_of(Operation::kGateUp, layer), limits_, device_);
     add(operation, linear_kernel(linear, limits_, device_), layer,
-        passes_half && operation == Operation::kDown ? Form::kHalf : Form::kF32,
+        operation == Operation::kAttentionOutput       ? attention_output(layer)
+        : passes_half && operation == Operation::kDown ? Form::kHalf
+                                                       : Form::kF32,
         linear.is_added                          ? Form::kResidual
         : operation == Operation::kQueryKeyValue ? Form::kUnrotated
         : passes_half                            ? Form::kHalf
@@ -324,6 +334,7 @@ const char* form_name(Form form) {
                                     "f32 unrotated",
                                     "f32 residual",
                                     "f16 operand",
+                                    "f16 operand of linear_batch",
                                     "f32 and KV pages",
                                     "attention plan",
                                     "tokens and attention plan",

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/shared/kv_pages.h"
 #include "llm/model/model.h"
 
 namespace wcuda::ops {
@@ -29,6 +30,7 @@ struct Limits {
   uint32_t kv_head_count = 0;
   uint32_t head_length = 0;
   uint32_t vocabulary_size = 0;
+  kernels::KvFormat kv_type = kernels::KvFormat::kF16;
   bool batch_invariant = false;  // a row's result must not depend on the other rows of the step
   PersistentLayers persistent_layers = PersistentLayers::kAuto;
 };
@@ -113,7 +115,8 @@ enum class Form : uint8_t {
   kF32,        // f32, each tensor separately
   kUnrotated,  // f32 query, key and value, not yet rotated
   kResidual,   // f32, added to the residual
-  kHalf,       // f16 in the order in which packed_gemm reads them (kernels/linear/half_input.h)
+  kHalf,       // f16 in the order in which packed_gemm reads them (kernels/shared/input_order.h)
+  kBatchHalf,  // likewise of linear_batch
   kPages,      // f32 queries; keys and values in the KV pages
   kAttentionPlan,
   kTokensAndPlan,  // token ids and the attention plan

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/attention/attention_prefill.h"
+#include "kernels/shared/numeric.h"
 #include "tests/kernels/attention/gpu_attention_fixture.h"
 
 namespace wcuda::ops {
@@ -283,6 +284,88 @@ void share_pages(const std::vector<SharedRows>& groups, Step* step) {
     }
   }
   step->batch.has_shared_prefix = true;
+}
+
+// The operand of the output projection has half of what attention otherwise writes, rounded to f16,
+// at the places that the order defines, and nothing else.
+void check_operand(const Case& c, const Shapes& shapes, bool batch_invariant = false,
+                   int32_t sm_count = 0, const std::vector<SharedRows>& groups = {}) {
+  SCOPED_TRACE(std::to_string(c.heads) + " heads of " + std::to_string(c.head_length));
+  Random random(5);
+  Step step(shapes, pages_of(shapes), 64, random);
+  if (!groups.empty()) share_pages(groups, &step);
+  Pool pool(KvType::kF16, 1, pages_of(shapes), c.kv_heads, c.head_length);
+  fill_pool(pool, step, 0, random);
+  const uint32_t tokens = step.batch.token_count, cols = c.heads * c.head_length;
+  const DeviceBytes query(random.normals(uint64_t{tokens} * cols));
+  Limits limits = make_limits(c.heads, c.kv_heads, c.head_length);
+  limits.batch_invariant = batch_invariant;
+  DeviceAttention device(limits);
+  if (sm_count != 0) device.launch.sm_count = sm_count;
+  const DeviceStep device_step(step);
+  const DevicePool device_pool(pool);
+  const auto run = [&](const kernels::HalfOperand& operand) {
+    return device.run(device_step, device_pool.pool, query, c.heads, 0.2f, c.window, {}, nullptr,
+                      operand);
+  };
+  const std::vector<float> results = run({});
+  for (const kernels::InputOrder order :
+       {kernels::InputOrder::kContiguous8, kernels::InputOrder::kCross, kernels::InputOrder::kSplit,
+        kernels::InputOrder::kNested})
+    for (const uint32_t tile_tokens : {16u, 64u, 256u}) {
+      constexpr uint16_t kUnwritten = 0xffff;
+      const uint64_t size = uint64_t{tokens + tile_tokens - 1} / tile_tokens * tile_tokens * cols;
+      std::vector<uint16_t> expected(size, kUnwritten);
+      std::vector<float> scales(tokens, 0.0f);
+      const DeviceBytes h(expected), device_scales(scales);
+      for (uint32_t t = 0; t < tokens; ++t) {
+        if (std::isnan(results[uint64_t{t} * cols])) continue;
+        scales[t] = 2.0f;
+        const uint64_t tile = uint64_t{t / tile_tokens} * (cols / 64) * tile_tokens * 64;
+        for (uint32_t at = 0; at < cols; ++at) {
+          const uint32_t input = at / 32 * 32 + kernels::input_of_place(order, at % 32);
+          const uint32_t piece = at % 64 / 8 ^ t % 8;
+          expected[tile + (uint64_t{at / 64} * tile_tokens + t % tile_tokens) * 64 + piece * 8 +
+                   at % 8] = float_to_half(0.5f * results[uint64_t{t} * cols + input]);
+        }
+      }
+
+      const std::vector<float> others =
+          run({h.as<uint16_t>(), device_scales.as<float>(), order, tile_tokens, cols});
+
+      ASSERT_EQ(h.read<uint16_t>(), expected)
+          << "order " << static_cast<int>(order) << " tile " << tile_tokens;
+      ASSERT_EQ(device_scales.read<float>(), scales);
+      for (const float value : others) ASSERT_TRUE(std::isnan(value));
+    }
+}
+
+TEST(GpuAttentionOperand, of_rows_of_one_token) {
+  const Shapes rows = {{1, 99}, {1, 159}, {0, 64}, {1, 30}, {1, 1900}, {1, 63}, {1, 64}};
+  for (const Case& c : {Case{32, 8, 128, 0}, Case{14, 2, 64, 90}, Case{8, 8, 96, 0},
+                        Case{12, 1, 128, 0}, Case{4, 2, 32, 0}}) {
+    // Groups and clusters of blocks, teams of warps, blocks with several heads.
+    for (const int32_t sm_count : {0, 1, 2, 5}) check_operand(c, rows, false, sm_count);
+    check_operand(c, rows, true);
+  }
+  check_operand({8, 2, 128, 0}, {{1, 3000}});
+}
+
+TEST(GpuAttentionOperand, of_prompts_and_mixed_steps) {
+  if (!kernels::attention_prefill_has_warpgroup(128, testing::device_launch()))
+    GTEST_SKIP() << "needs code for sm_90a";
+  const Shapes rows = {{1, 200}, {37, 0}, {1, 0}, {20, 50}, {166, 63}, {1, 777}};
+  for (const Case& c : {Case{8, 2, 128, 0}, Case{6, 3, 64, 90}, Case{4, 4, 96, 0}})
+    check_operand(c, rows);
+}
+
+TEST(GpuAttentionOperand, of_rows_that_share_pages) {
+  if (!kernels::attention_prefill_has_warpgroup(128, testing::device_launch()))
+    GTEST_SKIP() << "needs code for sm_90a";
+  Shapes rows = {{1, 130}};
+  for (uint32_t r = 0; r < 9; ++r) rows.push_back({1, 256 + 30 * r});
+  for (const int32_t sm_count : {1, 5})
+    check_operand({8, 2, 128, 0}, rows, false, sm_count, {{1, 9, 4}});
 }
 
 TEST(GpuAttentionDecode, shared_pages_that_are_read_once_equal_the_naive_version) {

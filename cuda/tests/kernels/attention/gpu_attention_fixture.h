@@ -86,7 +86,8 @@ struct DeviceAttention {
   // Results of one call of attention; NaN where nothing was written.
   std::vector<float> run(const DeviceStep& step, const KvPool& pool, const DeviceBytes& query,
                          uint32_t heads, float scale, uint32_t window,
-                         const ScoreOptions& options = {}, const RopeKvArgs* rope_kv = nullptr) {
+                         const ScoreOptions& options = {}, const RopeKvArgs* rope_kv = nullptr,
+                         const kernels::HalfOperand& operand = {}) {
     const uint64_t floats = uint64_t{step.batch.token_count} * heads * pool.head_length;
     DeviceBytes out(std::vector<float>(floats, NAN));
     EXPECT_EQ(attention.plan(step.batch, pool, window, launch), cudaSuccess);
@@ -96,12 +97,12 @@ struct DeviceAttention {
     args.softcap = options.softcap;
     args.sinks = options.sinks;
     if (step.batch.max_row_tokens != 1) {
-      EXPECT_EQ(attention.prefill(args, launch), cudaSuccess);
+      EXPECT_EQ(attention.prefill(args, launch, operand), cudaSuccess);
     }
     if (step.batch.has_shared_prefix) {
       EXPECT_EQ(attention.shared(args, launch), cudaSuccess);
     }
-    EXPECT_EQ(attention.decode(args, launch), cudaSuccess);
+    EXPECT_EQ(attention.decode(args, launch, operand), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return out.read<float>();
   }

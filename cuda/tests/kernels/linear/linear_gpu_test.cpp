@@ -187,6 +187,37 @@ TEST(GpuPackedGemm, gate_and_up_write_the_operand_that_down_would_convert) {
       }
 }
 
+TEST(GpuPackedGemm, a_gate_of_zeros_writes_an_operand_of_zeros) {
+  if (!device_traits(device_launch()).has_warpgroup_code) GTEST_SKIP() << "no code for WGMMA";
+  constexpr uint32_t kTokens = 130, kHidden = 512, kRows = 64;
+  const LinearProblem problem(
+      {{kQ4_0, kQ4_0}, {kHidden, kHidden}, 256, kTokens, Epilogue::kSiluGate, true});
+  const RandomMatrix matrix = random_matrix(*quant::find_format(kQ4_K), kRows, kHidden);
+  const DeviceArray<uint8_t> packed_tiles(matrix.packed_tiles);
+  const DeviceArray<uint8_t> zeros(std::vector<uint8_t>(uint64_t{kHidden} * 256));
+  ops::Limits limits = problem.limits();
+  limits.max_batch_tokens = 512;
+  limits.feed_forward_length = kHidden;
+  PreparedLinear linear(limits);
+  problem.outputs(
+      [&](const kernels::LinearArgs& args) {
+        kernels::LinearArgs gate = args, down;
+        gate.matrices[0].packed_tiles = zeros.data();
+        down.tokens = kTokens;
+        down.x = gate.outputs[0];
+        down.matrix_count = 1;
+        down.matrices[0] = {packed_tiles.data(), kQ4_K, kRows, kHidden};
+        down.epilogue = Epilogue::kAdd;
+        const std::vector<float> residual(uint64_t{kTokens} * kRows, 3.0f);
+        DeviceArray<float> output(residual);
+        down.outputs[0] = output.data();
+        linear.write_operand(gate, down.matrices[0], 0.0f, problem.row_norm_max(1));
+        linear.read_operand(down);
+        EXPECT_EQ(output.read(), residual);
+      },
+      0, kTokens);
+}
+
 TEST(GpuRowNorm, is_the_largest_of_all_calls) {
   const kernels::Launch launch = device_launch();
   for (const auto& [rows, cols] : {std::pair{1u, 1u}, {9u, 31u}, {100u, 2050u}}) {

@@ -65,9 +65,7 @@ class HostGolden : public ::testing::Test {
     for (size_t i = 0; i < expected.size(); ++i)
       ASSERT_NEAR(got[i], expected[i], tolerance) << kernels.name << " " << name << " at " << i;
   }
-  static Limits limits() {
-    return {8, 1, 8, 128, kDim, kDim, kHeads, kKvHeads, kLength, 64, false};
-  }
+  static Limits limits() { return {8, 1, 8, 128, kDim, kDim, kHeads, kKvHeads, kLength, 64}; }
 
   std::map<std::string, std::vector<float>> floats_;
   std::map<std::string, std::vector<uint8_t>> bytes_;

@@ -77,6 +77,40 @@ TEST(LinearPlan, gate_and_up_write_an_operand_where_packed_gemm_reads_it) {
   }
 }
 
+TEST(LinearPlan, attention_writes_an_operand_where_tensor_cores_read_it) {
+  LinearShape output;
+  output.token_count = 9;
+  output.matrix_count = 1;
+  output.types[0] = kQ4_K;
+  output.rows[0] = output.cols = 4096;
+  output.is_added = true;
+  Limits limits{};
+  limits.max_batch_tokens = 512;
+  limits.head_length = 128;
+  const DeviceTraits device = hopper();
+  for (const uint32_t tokens : {1u, 8u, 9u, 16u, 17u, 64u, 65u, 4096u}) {
+    output.token_count = tokens;
+    EXPECT_EQ(attention_writes_operand(output, false, limits, device), tokens > 8);
+    EXPECT_EQ(attention_writes_operand(output, true, limits, device), tokens > 16 && tokens <= 64);
+  }
+  LinearShape odd = output;
+  odd.cols = 4096 + 128;
+  EXPECT_FALSE(attention_writes_operand(odd, false, limits, device));
+  Limits small = limits, quantized = limits, long_heads = limits, odd_heads = limits,
+         invariant = limits;
+  small.max_batch_tokens = 511;
+  quantized.kv_type = kernels::KvFormat::kQ8_0;
+  long_heads.head_length = 256;
+  odd_heads.head_length = 80;
+  invariant.batch_invariant = true;
+  for (const Limits& other : {small, quantized, long_heads, odd_heads, invariant})
+    EXPECT_FALSE(attention_writes_operand(output, false, other, device));
+  DeviceTraits ampere = device;
+  ampere.has_warpgroup_code = false;
+  for (const DeviceTraits& other : {ampere, DeviceTraits{}})
+    EXPECT_FALSE(attention_writes_operand(output, false, limits, other));
+}
+
 // linear_batch and packed_gemm then give the same bits.
 TEST(LinearPlan, batch_invariance_leaves_out_the_vector_kernel) {
   for (const uint32_t tokens : {1u, 8u, 64u})

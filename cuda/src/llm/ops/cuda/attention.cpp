@@ -169,8 +169,10 @@ cudaError_t CudaAttention::rope_kv(const RopeKvArgs& args, const kernels::Launch
 }
 
 kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& args,
-                                                        const kernels::Launch& launch) const {
+                                                        const kernels::Launch& launch,
+                                                        const kernels::HalfOperand& operand) const {
   kernels::AttentionKernelArgs call;
+  call.operand = operand;
   call.step = *args.batch;
   call.plan = plan_of(*args.batch, args.pool, launch);
   call.pages = args.pool;
@@ -190,16 +192,18 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
   return call;
 }
 
-cudaError_t CudaAttention::prefill(const AttentionArgs& args, const kernels::Launch& launch) const {
-  return kernels::attention_prefill(kernel_args(args, launch), launch);
+cudaError_t CudaAttention::prefill(const AttentionArgs& args, const kernels::Launch& launch,
+                                   const kernels::HalfOperand& operand) const {
+  return kernels::attention_prefill(kernel_args(args, launch, operand), launch);
 }
 
 cudaError_t CudaAttention::shared(const AttentionArgs& args, const kernels::Launch& launch) const {
-  return kernels::attention_shared(kernel_args(args, launch), launch);
+  return kernels::attention_shared(kernel_args(args, launch, {}), launch);
 }
 
-cudaError_t CudaAttention::decode(const AttentionArgs& args, const kernels::Launch& launch) const {
-  return kernels::attention_decode(kernel_args(args, launch), launch);
+cudaError_t CudaAttention::decode(const AttentionArgs& args, const kernels::Launch& launch,
+                                  const kernels::HalfOperand& operand) const {
+  return kernels::attention_decode(kernel_args(args, launch, operand), launch);
 }
 
 }  // namespace wcuda::ops

@@ -41,12 +41,15 @@ class CudaAttention {
   cudaError_t rope_kv(const RopeKvArgs& args, const kernels::Launch& launch) const;
 
   // prefill computes rows of more than one token, decode rows of one. The window must be that of
-  // plan(), or any window if that was 0. Results of dead tokens are not written.
-  cudaError_t prefill(const AttentionArgs& args, const kernels::Launch& launch) const;
+  // plan(), or any window if that was 0. Results of dead tokens are not written. With an operand,
+  // results go there (attention_writes_operand).
+  cudaError_t prefill(const AttentionArgs& args, const kernels::Launch& launch,
+                      const kernels::HalfOperand& operand = {}) const;
   // In a step with shared prefixes `shared` comes first, which attends to the shared pages; both
   // take queries that rope_kv has rotated.
   cudaError_t shared(const AttentionArgs& args, const kernels::Launch& launch) const;
-  cudaError_t decode(const AttentionArgs& args, const kernels::Launch& launch) const;
+  cudaError_t decode(const AttentionArgs& args, const kernels::Launch& launch,
+                     const kernels::HalfOperand& operand = {}) const;
   // Returns the kernel that decode() launches.
   Kernel decode_kernel(const Batch& batch, const KvPool& pool, const kernels::Launch& launch) const;
 
@@ -55,8 +58,8 @@ class CudaAttention {
                                  const kernels::Launch& launch) const;
   kernels::AttentionPlanArgs plan_args(const Batch& batch, const KvPool& pool, uint32_t window,
                                        const kernels::Launch& launch) const;
-  kernels::AttentionKernelArgs kernel_args(const AttentionArgs& args,
-                                           const kernels::Launch& launch) const;
+  kernels::AttentionKernelArgs kernel_args(const AttentionArgs& args, const kernels::Launch& launch,
+                                           const kernels::HalfOperand& operand) const;
 
   kernels::AttentionPlan memory_;  // of any step
 };

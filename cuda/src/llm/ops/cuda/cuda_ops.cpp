@@ -205,12 +205,18 @@ Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
   // the kernel before.
   kernels::Launch launch = launch_;
   launch.is_dependent = !args.batch->has_drafts;
+  kernels::HalfOperand operand;
+  if (node.output == Form::kHalf || node.output == Form::kBatchHalf) {
+    WCUDA_CHECK(args.reader != nullptr);
+    WCUDA_ASSIGN(operand, linear_.operand_of(node.output, matrix(*args.reader),
+                                             args.batch->token_count, args.out, launch_));
+  }
   if (node.kernel == Kernel::kAttentionPrefill || node.kernel == Kernel::kAttentionPrefillWarpgroup)
-    return check(attention_.prefill(args, launch), "attention_prefill");
+    return check(attention_.prefill(args, launch, operand), "attention_prefill");
   if (node.kernel == Kernel::kAttentionShared)
     return check(attention_.shared(args, launch), "attention_shared");
   WCUDA_CHECK(node.kernel == attention_.decode_kernel(*args.batch, args.pool, launch_));
-  return check(attention_.decode(args, launch), "attention_decode");
+  return check(attention_.decode(args, launch, operand), "attention_decode");
 }
 
 Status CudaOps::hidden_state(const Node&, const HiddenStateArgs& args) {

@@ -147,7 +147,7 @@ Status CudaLinear::write_operand(const LinearArgs& args, const kernels::Matrix& 
     read.matrices[0] = reader;
     read.epilogue = Epilogue::kAdd;
     kernels::GemmOperand operand;
-    WCUDA_CHECK(kernels::packed_gemm_operand(read, is_batch_invariant_, half, gemm, &operand));
+    WCUDA_CHECK(kernels::packed_gemm_operand(read, is_batch_invariant_, half, gemm, &operand.out));
     operand.gate_norm = gate_norm;
     operand.up_norm = up_norm;
     WCUDA_TRY(check_launch(
@@ -156,6 +156,22 @@ Status CudaLinear::write_operand(const LinearArgs& args, const kernels::Matrix& 
     half += kernels::packed_gemm_input_bytes(reader.cols, part.tokens);
   }
   return {};
+}
+
+Result<kernels::HalfOperand> CudaLinear::operand_of(Form form, const kernels::Matrix& reader,
+                                                    uint32_t tokens, void* memory,
+                                                    const Launch& launch) const {
+  LinearArgs read;
+  read.tokens = tokens;
+  read.matrix_count = 1;
+  read.matrices[0] = reader;
+  read.epilogue = Epilogue::kAdd;
+  kernels::HalfOperand operand;
+  WCUDA_CHECK(
+      form == Form::kBatchHalf
+          ? kernels::linear_batch_operand(read, memory, launch, &operand)
+          : kernels::packed_gemm_operand(read, is_batch_invariant_, memory, launch, &operand));
+  return operand;
 }
 
 Status CudaLinear::run(const Node& node, const LinearArgs& args, const Launch& launch) {
@@ -179,20 +195,23 @@ Status CudaLinear::run(const Node& node, const LinearArgs& args, const Launch& l
   gemm.scratch = at(scratch_.gemm);
   gemm.scratch_bytes = scratch_.gemm_bytes;
   void* const input = at(scratch_.input);
-  const bool is_half = node.input == Form::kHalf;
+  const bool is_half = node.input == Form::kHalf || node.input == Form::kBatchHalf;
   auto* half = reinterpret_cast<uint8_t*>(const_cast<float*>(args.x));
-  const uint32_t tokens = launch_tokens(args.tokens);
+  // The operand that attention wrote is one for all tokens.
+  const uint32_t tokens = is_half && node.operation == Operation::kAttentionOutput
+                              ? args.tokens
+                              : launch_tokens(args.tokens);
   for (uint32_t first = 0; first < args.tokens; first += tokens) {
     LinearArgs part = tokens_of(args, first, std::min(args.tokens - first, tokens));
+    if (is_half) part.x = nullptr;
+    void* const converted = is_half ? half : input;
     if (node.kernel == Kernel::kLinearBatch) {
-      WCUDA_TRY(check_launch(kernels::linear_batch(part, is_batch_invariant_, input, launch),
+      WCUDA_TRY(check_launch(kernels::linear_batch(part, is_batch_invariant_, converted, launch),
                              "linear_batch"));
     } else {
       WCUDA_CHECK(node.kernel == Kernel::kPackedGemm);
-      if (is_half) part.x = nullptr;
-      WCUDA_TRY(check_launch(
-          kernels::packed_gemm(part, is_batch_invariant_, is_half ? half : input, gemm),
-          "packed_gemm"));
+      WCUDA_TRY(check_launch(kernels::packed_gemm(part, is_batch_invariant_, converted, gemm),
+                             "packed_gemm"));
       half += kernels::packed_gemm_input_bytes(args.matrices[0].cols, part.tokens);
     }
   }

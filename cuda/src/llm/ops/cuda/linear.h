@@ -8,6 +8,7 @@
 #include "core/base/status.h"
 #include "kernels/linear/linear.h"
 #include "kernels/ptx/launch.h"
+#include "kernels/shared/input_order.h"
 #include "llm/ops/linear_plan.h"
 
 namespace wcuda::ops {
@@ -28,6 +29,10 @@ class CudaLinear {
   // Queues gate and up, which write the f16 operand of `reader` to outputs[0].
   Status write_operand(const kernels::LinearArgs& args, const kernels::Matrix& reader,
                        float gate_norm, float up_norm, const kernels::Launch& launch);
+  // Returns where another kernel writes the f16 operand of `reader` for so many tokens in `memory`,
+  // which has as many floats as they have inputs, of at least 512 tokens.
+  Result<kernels::HalfOperand> operand_of(Form form, const kernels::Matrix& reader, uint32_t tokens,
+                                          void* memory, const kernels::Launch& launch) const;
   // Queues layers of one token in one kernel.
   Status run_persistent(const kernels::LinearArgs* layers, uint32_t count,
                         const kernels::Launch& launch);

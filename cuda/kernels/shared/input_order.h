@@ -36,4 +36,36 @@ WCUDA_HD constexpr uint32_t input_of_place(InputOrder order, uint32_t place) {
   return place;
 }
 
+// The place of four consecutive inputs, the first a multiple of 4: words (two inputs each) `word`
+// of pieces `piece` and piece + 1 of the group. The first word has inputs 0 and 1 of the four, with
+// kCross 0 and 2; the second has the others.
+struct QuarterPlace {
+  uint32_t piece, word;
+};
+WCUDA_HD constexpr QuarterPlace place_of_quarter(InputOrder order, uint32_t quarter) {
+  switch (order) {
+    case InputOrder::kSplit:
+      return {quarter / 4 * 2, quarter % 4};
+    case InputOrder::kNested:
+      return {quarter / 2 % 2 * 2, quarter / 4 * 2 + quarter % 2};
+    default:
+      return {quarter % 2 * 2, quarter / 2};
+  }
+}
+
+// Where the f16 activations of a product lie.
+struct HalfOperand {
+  uint16_t* h = nullptr;    // aligned to 16 bytes
+  float* scales = nullptr;  // (tokens) by which the sums of a token must be multiplied
+  InputOrder order = InputOrder::kContiguous8;
+  uint32_t tile_tokens = 0;  // a multiple of 8
+  uint32_t depth = 0;        // inputs, a multiple of 64
+
+  // Returns the index of piece `piece` (8 inputs) of a token.
+  WCUDA_HD constexpr uint64_t piece_index(uint32_t token, uint32_t piece) const {
+    const uint64_t panel = uint64_t{token / tile_tokens} * (depth / 64) + piece / 8;
+    return (panel * tile_tokens + token % tile_tokens) * 8 + (piece % 8 ^ token % 8);
+  }
+};
+
 }  // namespace wcuda::kernels
