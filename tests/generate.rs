@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use worker_cuda::generate::service::Clock;
 use worker_cuda::generate::{
     CancelFlag, Draft, Event, FinishReason, Generation, Message, NgramDraft, Prompt, Request,
     Session, Summary,
@@ -422,6 +423,7 @@ fn drafting_session(options: EngineOptions, draft: Box<dyn Draft>) -> Session {
     let options = options.max_top_logprobs(4).max_draft_tokens(6);
     let mut session = session_with(vocabulary(), options.max_batch_tokens(16));
     session.set_draft(Some(draft));
+    session.set_clock(Clock::manual());
     session
 }
 
@@ -511,6 +513,7 @@ fn drafts_change_no_end() {
         let (expected, plain) = events(&mut without, &request);
         assert!(plain.tokens < 60, "{:?}", plain.reason);
         let mut with = session_with(vocabulary, options);
+        with.set_clock(Clock::manual());
         with.set_draft(Some(Box::new(Knowing {
             stream: stream.clone(),
             calls: 0,
@@ -567,6 +570,7 @@ fn real_model_gives_the_same_answer_with_drafts() {
         .max_sequence_tokens(512)
         .max_draft_tokens(8);
     let mut session = Session::new(&model, &options).unwrap();
+    session.set_clock(Clock::manual());
     let code = "fn add(first: u32, second: u32) -> u32 {\n    first + second\n}\n";
     let mut accepted = 0;
     for sampling in [Sampling::greedy(), Sampling::with_temperature(0.8, 3)] {

@@ -273,6 +273,80 @@ fn a_step_in_flight_is_awaited_if_drafts_are_worth_it() {
     );
 }
 
+// ---- Guesses that are computed ----
+
+fn wanted(scheduler: &mut Scheduler) -> Vec<(RequestId, u32)> {
+    let mut wanted = vec![];
+    scheduler.wanted_guesses(&mut wanted);
+    wanted
+}
+
+#[test]
+fn computed_guesses_are_wanted_as_far_as_they_are_worth_their_time() {
+    let (mut scheduler, id) = begun(small(), 200);
+    assert!(wanted(&mut scheduler).is_empty());
+    scheduler.expect_guesses(id, 6);
+    assert_eq!(wanted(&mut scheduler), [(id, 6)]);
+    // The last token of an answer comes after them.
+    let (mut short, short_id) = begun(small(), 4);
+    short.expect_guesses(short_id, 6);
+    assert_eq!(wanted(&mut short), [(short_id, 2)]);
+
+    let mut costs = Costs {
+        step: Duration::from_millis(10),
+        ..Costs::default()
+    };
+    costs.guess = Duration::from_millis(1);
+    scheduler.set_costs(costs);
+    let some = wanted(&mut scheduler);
+    assert!(
+        matches!(some[..], [(_, count)] if 0 < count && count < 6),
+        "{some:?}"
+    );
+
+    costs.guess = Duration::from_millis(20);
+    scheduler.set_costs(costs);
+    assert!(wanted(&mut scheduler).is_empty());
+}
+
+#[test]
+fn a_step_in_flight_is_awaited_for_guesses_that_are_yet_to_be_computed() {
+    let (mut scheduler, id) = begun(small(), 300);
+    scheduler.expect_guesses(id, 3);
+    let first = scheduler.schedule(ZERO).clone();
+    assert!(scheduler.schedule(ZERO).is_empty());
+    assert!(wanted(&mut scheduler).is_empty(), "its token is not known");
+    finish(&mut scheduler, &first, &[RowOutcome::Ok(Some(11))]);
+    assert_eq!(wanted(&mut scheduler), [(id, 3)]);
+    scheduler.propose(id, &[12, 13, 14]);
+    assert_eq!(drafts(scheduler.schedule(ZERO)), [12, 13, 14]);
+
+    // If they take too long, nothing waits for them; now and then there is one.
+    let (mut scheduler, id) = begun(small(), 300);
+    scheduler.expect_guesses(id, 3);
+    scheduler.set_costs(Costs {
+        step: Duration::from_micros(100),
+        decode_row: Duration::from_millis(1),
+        guess: Duration::from_micros(50),
+        ..Costs::default()
+    });
+    let mut first = scheduler.schedule(ZERO).clone();
+    // One token came before.
+    for _ in 1..256 {
+        assert!(wanted(&mut scheduler).is_empty());
+        let second = scheduler.schedule(ZERO).clone();
+        assert_eq!(second.rows().len(), 1);
+        finish(&mut scheduler, &first, &[RowOutcome::Ok(Some(11))]);
+        first = second;
+    }
+    assert_eq!(wanted(&mut scheduler), [(id, 1)]);
+    scheduler.propose(id, &[11]);
+    let second = scheduler.schedule(ZERO).clone();
+    assert_eq!(second.draft_count(), 0);
+    finish(&mut scheduler, &first, &[RowOutcome::Ok(Some(11))]);
+    assert!(wanted(&mut scheduler).is_empty());
+}
+
 // ---- Speed ----
 
 /// Streams whose guesses hold with a probability, each independently, on a device with these costs.
@@ -282,6 +356,8 @@ struct Streams {
     ids: Vec<(RequestId, f64)>,
     text_lengths: Vec<u32>,
     random: u64,
+    /// Guesses take `costs.guess` each, and those are computed that are wanted.
+    are_computed: bool,
 }
 
 const GUESSES: u32 = 8;
@@ -306,6 +382,7 @@ impl Streams {
             scheduler,
             costs,
             random: 1,
+            are_computed: false,
         }
     }
 
@@ -322,17 +399,28 @@ impl Streams {
         ((self.random >> 33) as f64) < probability * f64::from(1u32 << 31)
     }
 
-    fn propose(&mut self) {
-        for stream in 0..self.ids.len() {
-            let (id, acceptance) = self.ids[stream];
+    /// Returns the time of the guesses.
+    fn propose(&mut self) -> Duration {
+        let mut time = ZERO;
+        let all: Vec<_> = match self.are_computed {
+            true => wanted(&mut self.scheduler),
+            false => self.ids.iter().map(|&(id, _)| (id, GUESSES)).collect(),
+        };
+        for (id, count) in all {
+            let stream = self.ids.iter().position(|(known, _)| *known == id).unwrap();
+            let acceptance = self.ids[stream].1;
             let mut guesses = Vec::new();
-            for offset in 0..GUESSES {
+            if self.are_computed {
+                time += self.costs.guess * count;
+            }
+            for offset in 0..count {
                 let right = Self::token(stream, self.text_lengths[stream] + offset);
                 let is_right = self.happens(acceptance);
                 guesses.push(right + u32::from(!is_right));
             }
             self.scheduler.propose(id, &guesses);
         }
+        time
     }
 
     fn outcomes(&self, plan: &Plan) -> Vec<RowOutcome> {
@@ -386,7 +474,7 @@ impl Streams {
                     tokens += 1;
                 }
             }
-            self.propose();
+            time += self.propose();
         }
         f64::from(tokens) / time.as_secs_f64()
     }
@@ -398,6 +486,17 @@ fn gain(acceptances: &[f64], costs: Costs) -> f64 {
     Streams::new(acceptances, costs, 256).rate() / plain
 }
 
+/// The same of guesses that are computed.
+fn computed_gain(acceptances: &[f64], costs: Costs) -> f64 {
+    let plain = Streams::new(acceptances, costs, 0).rate();
+    let mut drafted = Streams::new(acceptances, costs, 256);
+    drafted.are_computed = true;
+    for &(id, _) in &drafted.ids {
+        drafted.scheduler.expect_guesses(id, GUESSES);
+    }
+    drafted.rate() / plain
+}
+
 /// A large model on a GPU: 1.5 ms for one row, 4.4 for 64.
 const GPU: Costs = Costs {
     step: Duration::from_micros(1_450),
@@ -405,6 +504,7 @@ const GPU: Costs = Costs {
     prefill_token: Duration::from_micros(25),
     restore_page: ZERO,
     lone_step: Duration::from_micros(150),
+    guess: ZERO,
     small_steps: SmallSteps::UNKNOWN,
 };
 
@@ -437,5 +537,33 @@ fn streams_are_never_slower_than_without_drafts() {
         mixed[..streams.div_ceil(8)].fill(0.95);
         let gain = gain(&mixed, GPU);
         assert!(gain >= 0.98, "{gain} with {streams} mixed streams");
+    }
+}
+
+#[test]
+fn streams_with_computed_guesses_are_as_fast_as_predicted_and_never_slower() {
+    for guess in [100, 300, 3_000].map(Duration::from_micros) {
+        let costs = Costs { guess, ..GPU };
+        for acceptance in [0.3f64, 0.6, 0.8] {
+            let expected = |count: i32| (1.0 - acceptance.powi(count + 1)) / (1.0 - acceptance);
+            let plain = GPU.step + GPU.decode_row;
+            let time = |count: i32| plain + GPU.lone_step + (GPU.decode_row + guess) * count as u32;
+            let best = (1..=GUESSES as i32)
+                .map(|count| expected(count) / time(count).as_secs_f64())
+                .fold(1.0 / plain.as_secs_f64(), f64::max);
+            let predicted = best * plain.as_secs_f64();
+            let found = computed_gain(&[acceptance], costs);
+            assert!(
+                (found / predicted - 1.0).abs() < 0.1,
+                "{found} for {predicted}, {acceptance}, {guess:?}"
+            );
+            for streams in [8, 64] {
+                let gain = computed_gain(&vec![acceptance; streams], costs);
+                assert!(
+                    gain >= 0.95,
+                    "{gain}: {streams} streams, {acceptance}, {guess:?}"
+                );
+            }
+        }
     }
 }

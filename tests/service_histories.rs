@@ -27,6 +27,7 @@ const COSTS: Costs = Costs {
     prefill_token: Duration::from_micros(10),
     restore_page: Duration::from_micros(1),
     lone_step: Duration::ZERO,
+    guess: Duration::ZERO,
     small_steps: SmallSteps::UNKNOWN,
 };
 

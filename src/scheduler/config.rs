@@ -210,6 +210,8 @@ pub struct Costs {
     pub restore_page: Duration,
     /// More for a step that is planned while none is in flight: what happens between two steps is not hidden then.
     pub lone_step: Duration,
+    /// Guessing one draft token, if guesses are [computed](super::Scheduler::expect_guesses); zero if they are looked up.
+    pub guess: Duration,
     /// Whole steps of few rows, where kernels change with the number of rows.
     pub small_steps: SmallSteps,
 }
@@ -263,9 +265,9 @@ impl Costs {
     /// Draft tokens that fit into a step of `target` next to work that takes `time`.
     pub(super) fn draft_tokens(&self, target: Duration, time: Duration) -> u32 {
         let spare = target.saturating_sub(time).saturating_sub(self.lone_step);
-        match self.decode_row.as_nanos() {
+        match (self.decode_row + self.guess).as_nanos() {
             0 => u32::MAX,
-            row => u32::try_from(spare.as_nanos() / row).unwrap_or(u32::MAX),
+            draft => u32::try_from(spare.as_nanos() / draft).unwrap_or(u32::MAX),
         }
     }
 

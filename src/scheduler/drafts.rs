@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Costs, SMALL_STEP_TOKENS, Token};
+use super::table::Entry;
+use super::{Costs, RequestId, SMALL_STEP_TOKENS, Scheduler, Token};
 
 /// Most draft tokens of a row.
 pub const MAX_DRAFTS: usize = 15;
@@ -13,11 +14,22 @@ const KEPT: f64 = 0.95;
 /// A step with drafts must promise so much more than one without: measured costs are not exact.
 const MARGIN: f64 = 1.02;
 
+/// Tokens after which a text gets a guess that is not worth its time, since it may have become worth it.
+const TOKENS_WITHOUT_GUESS: u32 = 256;
+
+/// They are more if one guess for each row takes more than this part of a step: a source that computes guesses has to
+/// catch up with these tokens first.
+const GUESS_PART: f64 = 1.0 / 16.0;
+
 /// Guesses of the next tokens of a request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Guesses {
+pub(crate) struct Guesses {
     tokens: [Token; MAX_DRAFTS],
     count: u8,
+    /// Those that the source computes at any time, which takes time; 0: it has guesses or not.
+    computed: u8,
+    /// Tokens since the last guess.
+    unguessed: u32,
     /// Guesses that were right, and all; the latest count most.
     right: f64,
     all: f64,
@@ -27,10 +39,43 @@ impl Guesses {
     pub const NONE: Self = Self {
         tokens: [0; MAX_DRAFTS],
         count: 0,
+        computed: 0,
+        unguessed: 0,
         // As if one of two had been right.
         right: 1.0,
         all: 2.0,
     };
+
+    /// The source computes up to `most` at any time; 0: it has guesses or not.
+    pub fn compute(&mut self, most: u32) {
+        self.computed = most.min(MAX_DRAFTS as u32) as u8;
+    }
+
+    /// Most that the source computes; 0 if it does not compute them.
+    pub fn most_computed(&self) -> u32 {
+        self.computed.into()
+    }
+
+    /// Whether it is time to guess one token more, although it is not worth it: the text is one of `rows`.
+    pub fn are_overdue(&self, rows: u32, costs: &Costs) -> bool {
+        let step = costs.step_time(rows, 0, false).as_secs_f64();
+        let guesses = (costs.guess * rows).as_secs_f64();
+        let part = guesses / step.max(1e-9);
+        let steps = f64::from(TOKENS_WITHOUT_GUESS) * (part / GUESS_PART).max(1.0);
+        self.computed > 0 && f64::from(self.unguessed) >= steps
+    }
+
+    /// How many there will be when `sampling` more tokens are known, and the probability that there are any.
+    pub fn later(&self, sampling: u32) -> (u32, f64) {
+        match (self.computed, sampling) {
+            (0, 0) => (self.count.into(), 1.0),
+            (0, _) => {
+                let left = u32::from(self.count).saturating_sub(sampling);
+                (left, self.acceptance())
+            }
+            (most, _) => (most.into(), 1.0),
+        }
+    }
 
     /// Replaces them.
     pub fn set(&mut self, tokens: &[Token]) {
@@ -47,8 +92,10 @@ impl Guesses {
     /// are dropped.
     pub fn take(&mut self, token: Token) {
         let Some(&guess) = self.tokens().first() else {
+            self.unguessed = self.unguessed.saturating_add(1);
             return;
         };
+        self.unguessed = 0;
         let is_right = guess == token;
         self.right = KEPT * self.right + f64::from(u8::from(is_right));
         self.all = KEPT * self.all + 1.0;
@@ -106,13 +153,118 @@ impl PlainStep {
         costs.step_time(self.decode_rows, self.prompt_tokens, false)
     }
 
-    /// With drafts.
+    /// With drafts, which are guessed before.
     fn lone_time(&self, drafts: u32, costs: &Costs) -> f64 {
         let rows = self.decode_rows + drafts;
-        costs
-            .step_time(rows, self.prompt_tokens, true)
-            .as_secs_f64()
+        let step = costs.step_time(rows, self.prompt_tokens, true);
+        (step + costs.guess * drafts).as_secs_f64()
     }
+}
+
+impl Scheduler {
+    /// The guesses of this request are computed when they are wanted: up to `most` at any time, each of which takes
+    /// [`Costs::guess`]. [`wanted_guesses`](Self::wanted_guesses) says how many. With 0, as by default, they are looked up.
+    pub fn expect_guesses(&mut self, id: RequestId, most: u32) {
+        if let Some(index) = self.find(id) {
+            self.entries[index as usize].guesses.compute(most);
+        }
+    }
+
+    /// Replaces `wanted` by the requests for which guesses should be computed and [proposed](Self::propose) before the
+    /// next plan, with their numbers. None while a step is in flight, except for a single one now and then, which shows
+    /// what more would be worth.
+    pub fn wanted_guesses(&mut self, wanted: &mut Vec<(RequestId, u32)>) {
+        let step = self.find_candidates();
+        if !self.in_flight.is_empty() || !choose(&mut self.candidates, &step, &self.costs) {
+            for candidate in &mut self.candidates {
+                candidate.count = 0;
+            }
+        }
+        let mut budget = self.draft_budget(&step, step.decode_rows);
+        wanted.clear();
+        for candidate in &self.candidates {
+            let entry = &self.entries[candidate.row as usize];
+            let due = u32::from(entry.guesses.are_overdue(step.decode_rows, &self.costs));
+            let count = candidate.count.min(budget);
+            budget -= count;
+            if entry.guesses.most_computed() > 0 && count.max(due) > 0 {
+                wanted.push((entry.id(candidate.row), count.max(due)));
+            }
+        }
+    }
+
+    /// Finds the texts that may have drafts when the step in flight has ended, by their entries. Returns the step after
+    /// it.
+    pub(super) fn find_candidates(&mut self) -> PlainStep {
+        self.candidates.clear();
+        let mut next = PlainStep::default();
+        for &index in &self.running {
+            let entry = &self.entries[index as usize];
+            if !entry.is_ready() || !entry.is_decoding() {
+                continue;
+            }
+            next.sampled += 1;
+            next.decode_rows += 1;
+            // If the token in flight is the one that was guessed, there will be more guesses.
+            let (count, weight) = entry.guesses.later(entry.sampling);
+            let limit = entry.draft_room().saturating_sub(entry.sampling).min(count);
+            let is_known = entry.generated() + entry.sampling < entry.allowed;
+            if is_known && limit > 0 {
+                self.candidates.push(Candidate {
+                    row: index,
+                    acceptance: entry.guesses.acceptance(),
+                    weight,
+                    limit,
+                    count: 0,
+                });
+            }
+        }
+        next
+    }
+
+    /// Drafts that a step may have next to `tokens`.
+    pub(super) fn draft_budget(&self, step: &PlainStep, tokens: u32) -> u32 {
+        let within = self.config.itl_target.map_or(u32::MAX, |target| {
+            self.costs.draft_tokens(target, step.time(&self.costs))
+        });
+        self.config
+            .token_budget
+            .saturating_sub(tokens)
+            .min(self.config.max_draft_tokens)
+            .min(within)
+    }
+}
+
+impl Entry {
+    /// Drafts that can be of use to its next row.
+    fn draft_room(&self) -> u32 {
+        let most = self.max_tokens.min(self.allowed);
+        most.saturating_sub(self.generated() + 1)
+    }
+
+    /// Drafts that its next row may have.
+    pub fn draft_limit(&self) -> u32 {
+        self.draft_room().min(self.guesses.tokens().len() as u32)
+    }
+}
+
+/// The number of drafts for a step of one row that continues a text: at most `limit`, which there are with probability
+/// `weight`.
+pub(crate) fn choose_one(guesses: &Guesses, limit: u32, weight: f64, costs: &Costs) -> u32 {
+    let mut one = [Candidate {
+        row: 0,
+        acceptance: guesses.acceptance(),
+        weight,
+        limit,
+        count: 0,
+    }];
+    let step = PlainStep {
+        sampled: 1,
+        decode_rows: 1,
+        prompt_tokens: 0,
+    };
+    choose(&mut one, &step, costs);
+    one[0].count
 }
 
 /// Gives each candidate the number of drafts with which the step is expected to sample the most tokens per time; none
@@ -128,7 +280,7 @@ pub(super) fn choose(candidates: &mut [Candidate], step: &PlainStep, costs: &Cos
     }
     let plain_time = step.time(costs).as_secs_f64();
     let lone_time = step.lone_time(0, costs);
-    let draft_time = costs.decode_row.as_secs_f64();
+    let draft_time = (costs.decode_row + costs.guess).as_secs_f64();
     let sampled = f64::from(step.sampled);
     let mut rate = match lone_time {
         0.0 => 0.0, // unknown: every draft is worth it
@@ -237,12 +389,21 @@ mod tests {
 
     #[test]
     fn one_row_gets_the_number_with_the_best_expectation_over_time() {
-        for (step, row, lone) in [(1_500, 80, 60), (10_000, 3_000, 100), (900, 10, 0)] {
-            let costs = costs(step, row, lone);
+        for (step, row, lone, guess) in [
+            (1_500, 80, 60, 0),
+            (1_500, 80, 60, 150),
+            (10_000, 3_000, 100, 0),
+            (10_000, 300, 100, 2_000),
+            (900, 10, 0, 0),
+            (900, 10, 0, 700),
+        ] {
+            let mut costs = costs(step, row, lone);
+            costs.guess = Duration::from_micros(guess);
             for acceptance in [0.05, 0.2, 0.5, 0.7, 0.9, 0.97] {
                 let rate = |count: u32| {
                     let lone = if count > 0 { lone } else { 0 };
-                    expected(acceptance, count) / (step + row * u64::from(1 + count) + lone) as f64
+                    let time = step + lone + row + (row + guess) * u64::from(count);
+                    expected(acceptance, count) / time as f64
                 };
                 let best = (0..=15).max_by(|&a, &b| rate(a).total_cmp(&rate(b)));
                 let best = best.unwrap();
@@ -284,6 +445,53 @@ mod tests {
         assert!(choose(&mut one, &rows(1), &costs(1_600, 43, 400)));
         let mut none = [candidate(0.0, 15)];
         assert!(!choose(&mut none, &rows(1), &costs(1_600, 43, 0)));
+    }
+
+    #[test]
+    fn the_longer_a_guess_takes_the_fewer_there_are() {
+        let number = |rows_of_step: u32, guess: u64| {
+            let mut costs = costs(2_000, 20, 100);
+            costs.guess = Duration::from_micros(guess);
+            let mut one = [candidate(0.8, 15)];
+            choose(&mut one, &rows(rows_of_step), &costs);
+            one[0].count
+        };
+        let numbers = [0, 100, 400, 1_000, 1_800].map(|guess| number(1, guess));
+        assert!(numbers.is_sorted_by(|a, b| a > b), "{numbers:?}");
+        assert_eq!(numbers[4], 0);
+        // Among more rows than small steps have.
+        let numbers = [0, 10, 200].map(|guess| number(20, guess));
+        assert!(numbers.is_sorted_by(|a, b| a > b), "{numbers:?}");
+        assert_eq!(numbers[2], 0);
+    }
+
+    #[test]
+    fn computed_guesses_are_there_at_any_time_and_overdue_after_some_tokens() {
+        let mut guesses = Guesses::NONE;
+        guesses.compute(40);
+        let mut costs = costs(1_000, 0, 0);
+        costs.guess = Duration::from_micros(10);
+        assert_eq!(guesses.most_computed(), MAX_DRAFTS as u32);
+        assert_eq!(guesses.later(1), (MAX_DRAFTS as u32, 1.0));
+        for _ in 0..TOKENS_WITHOUT_GUESS {
+            assert!(!guesses.are_overdue(1, &costs));
+            guesses.take(7);
+        }
+        assert!(guesses.are_overdue(1, &costs));
+        assert!(guesses.are_overdue(6, &costs));
+        assert!(!guesses.are_overdue(7, &costs), "they would take longer");
+        guesses.set(&[7]);
+        guesses.take(7);
+        assert!(!guesses.are_overdue(1, &costs));
+
+        let mut found = Guesses::NONE;
+        found.set(&[1, 2, 3]);
+        assert_eq!(found.later(0), (3, 1.0));
+        assert_eq!(found.later(1), (2, found.acceptance()));
+        assert!((0..300).all(|_| {
+            found.take(9);
+            !found.are_overdue(1, &costs)
+        }));
     }
 
     #[test]

@@ -90,6 +90,8 @@ use std::time::Duration;
 
 pub use self::config::{Config, ConfigError, Costs, PageSharing, SMALL_STEP_TOKENS, SmallSteps};
 pub use self::drafts::MAX_DRAFTS;
+#[cfg(feature = "text")]
+pub(crate) use self::drafts::{Guesses, choose_one};
 pub use self::event::{ApplyError, End, EndReason, Event, EventKind, RowOutcome, StepOutcome};
 pub use self::keys::{PageKey, Salt};
 pub use self::plan::{Admission, Plan, Publish, Restore, Row, Save, Span, Truncation};

@@ -294,28 +294,7 @@ impl Scheduler {
         if self.config.max_draft_tokens == 0 {
             return false;
         }
-        self.candidates.clear();
-        let mut next = PlainStep::default();
-        for &index in &self.running {
-            let entry = &self.entries[index as usize];
-            if !entry.is_ready() || !entry.is_decoding() {
-                continue;
-            }
-            next.sampled += 1;
-            next.decode_rows += 1;
-            // If the token in flight is the one that was guessed, there will be more guesses.
-            let acceptance = entry.guesses.acceptance();
-            let is_known = entry.generated() + entry.sampling < entry.allowed;
-            if is_known && entry.draft_limit() > entry.sampling {
-                self.candidates.push(Candidate {
-                    row: 0,
-                    acceptance,
-                    weight: acceptance,
-                    limit: entry.draft_limit() - entry.sampling,
-                    count: 0,
-                });
-            }
-        }
+        let next = self.find_candidates();
         choose(&mut self.candidates, &next, &self.costs)
     }
 
@@ -346,13 +325,8 @@ impl Scheduler {
         if !choose(&mut self.candidates, &step, &self.costs) {
             return;
         }
-        let within = self.config.itl_target.map_or(u32::MAX, |target| {
-            self.costs.draft_tokens(target, step.time(&self.costs))
-        });
         let mut budget = Budget {
-            tokens: (self.config.token_budget - self.plan.token_count())
-                .min(self.config.max_draft_tokens)
-                .min(within),
+            tokens: self.draft_budget(&step, self.plan.token_count()),
             pages: self.pool.available().saturating_sub(self.promised_pages()),
         };
         for at in 0..self.candidates.len() {

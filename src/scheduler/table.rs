@@ -181,13 +181,6 @@ impl Entry {
         !waits && self.missing() > 0
     }
 
-    /// Drafts that its next row may have.
-    pub fn draft_limit(&self) -> u32 {
-        let most = self.max_tokens.min(self.allowed);
-        let wanted = most.saturating_sub(self.generated() + 1);
-        wanted.min(self.guesses.tokens().len() as u32)
-    }
-
     pub fn stops_at(&self, token: Token, end_tokens: &[Token]) -> bool {
         self.stop_tokens[..self.stop_count as usize].contains(&token)
             || (!self.ignore_end && end_tokens.contains(&token))

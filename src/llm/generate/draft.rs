@@ -13,6 +13,19 @@ pub trait Draft: Send {
     /// Appends at most `limit` guesses of the tokens that follow `tokens` to `drafts`, which is empty. `tokens` are the
     /// prompt and all sampled tokens. Within a generation they only grow.
     fn draft(&mut self, tokens: &[Token], limit: usize, drafts: &mut Vec<Token>);
+
+    /// Whether guesses are computed, and not looked up: there are as many as are wanted at any place, and each takes
+    /// time. [`draft`](Self::draft) is then called only where guesses are worth their time, and now and then for one
+    /// more.
+    fn is_computed(&self) -> bool {
+        false
+    }
+
+    /// Announces the next call of [`draft`](Self::draft), which has the same arguments. It is called for all texts of
+    /// which guesses are wanted before any is drafted, so that sources can compute on one engine at once.
+    fn prepare(&mut self, tokens: &[Token], limit: usize) {
+        let _ = (tokens, limit);
+    }
 }
 
 /// Prompt lookup: finds the last tokens earlier in the sequence, or in the prediction, and guesses that the same tokens

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::stop::StopMatcher;
 use super::{Event, FinishReason, Request, Session, Summary};
@@ -11,6 +11,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::{Ticket, Token};
 use crate::llm::step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
 use crate::llm::text::{DecodeOptions, Detokenizer};
+use crate::scheduler::{Guesses, choose_one};
 
 /// Steps in flight while the host processes the results of earlier ones.
 const STEPS_IN_FLIGHT: usize = 2;
@@ -80,14 +81,17 @@ struct Course {
     drawn: usize,
     /// Tokens after which a row with drafts returns nothing.
     stop_tokens: Vec<Token>,
-    /// Those of the last row.
+    /// Those of the row in flight.
     drafts: Vec<Token>,
-    /// Most that a row may have, and what the last rows say is useful.
+    /// Most that a row may have.
     draft_limit: usize,
-    useful_drafts: usize,
+    /// Of the tokens that follow those of the session.
+    guesses: Guesses,
     draft_tokens: usize,
     accepted_draft_tokens: usize,
     in_flight: VecDeque<Submitted>,
+    /// When the last step ended, and what follows from it was guessed.
+    last_end: Option<Duration>,
     output: StepOutput,
     events: VecDeque<Event>,
     finished: bool,
@@ -98,6 +102,13 @@ struct Course {
 struct Submitted {
     ticket: Ticket,
     draws: bool,
+    /// Tokens of the prompt; with one token or none it is a row that continues a text.
+    prompt_tokens: usize,
+    submitted: Duration,
+    /// No step was in flight when it was submitted, and there was one before.
+    is_lone: bool,
+    /// Nothing else ran that may have slowed it down.
+    is_measured: bool,
 }
 
 impl<'a> Generation<'a> {
@@ -208,9 +219,19 @@ impl Course {
             false => session.tokenizer.end_of_generation_ids().collect(),
         };
         let draft_limit = match session.draft {
-            Some(_) if request.sampling.mask.is_empty() => session.max_draft_tokens,
+            Some(_) if request.sampling.mask.is_empty() => {
+                session.max_draft_tokens.min(Row::MAX_DRAFTS)
+            }
             _ => 0,
         };
+        let mut guesses = Guesses::NONE;
+        if session
+            .draft
+            .as_ref()
+            .is_some_and(|draft| draft.is_computed())
+        {
+            guesses.compute(draft_limit as u32);
+        }
         Ok(Course {
             detokenizer: Detokenizer::new(session.tokenizer.clone(), DecodeOptions::default()),
             stop: StopMatcher::new(&request.stop),
@@ -228,10 +249,11 @@ impl Course {
             stop_tokens,
             drafts: Vec::new(),
             draft_limit,
-            useful_drafts: draft_limit,
+            guesses,
             draft_tokens: 0,
             accepted_draft_tokens: 0,
             in_flight: VecDeque::with_capacity(STEPS_IN_FLIGHT),
+            last_end: None,
             output: StepOutput::default(),
             events: VecDeque::new(),
             finished: false,
@@ -275,11 +297,34 @@ impl Course {
             .wait_into(submitted.ticket, None, &mut self.output)?;
         let row = *self.output.rows().first().ok_or_else(no_result)?;
         check_row(&row)?;
+        if self.draft_limit > 0 {
+            self.measure(session, &submitted);
+        }
         if submitted.draws {
             self.take_tokens(session, &row)
         } else {
             Ok(())
         }
+    }
+
+    /// Learns what the step took.
+    fn measure(&mut self, session: &mut Session, step: &Submitted) {
+        let now = session.clock.now();
+        let last_end = self.last_end.replace(now);
+        let begin = match last_end {
+            Some(end) if step.is_lone || end > step.submitted => end,
+            _ => step.submitted,
+        };
+        if !step.is_measured || self.output.captured {
+            return;
+        }
+        let (rows, prompt_tokens) = match step.prompt_tokens {
+            0 | 1 => (1 + self.drafts.len(), 0),
+            tokens => (0, tokens),
+        };
+        let duration = now.saturating_sub(begin);
+        let costs = &mut session.costs;
+        costs.add(rows as u32, prompt_tokens as u32, step.is_lone, duration);
     }
 
     fn fill(&mut self, session: &mut Session) -> Result<()> {
@@ -295,15 +340,15 @@ impl Course {
         Ok(())
     }
 
-    /// Submits the next part of the prompt, or the last sampled token, which may still be in flight, but not if there
-    /// may be drafts. None if nothing can be computed now.
+    /// Submits the next part of the prompt, or the last sampled token, which may still be in flight, but not if it has
+    /// drafts or those after it should have some. None if nothing can be computed now.
     fn submit_next(&mut self, session: &mut Session) -> Result<Option<Submitted>> {
         let is_prompt_done = self.submitted_prompt == self.prompt_tokens;
         if is_prompt_done && self.draft_limit > 0 {
-            if !self.in_flight.is_empty() {
+            if self.waits_for_step(session) {
                 return Ok(None);
             }
-            self.find_drafts(session);
+            self.choose_drafts(session);
         }
         let Session {
             engine,
@@ -311,6 +356,7 @@ impl Course {
             tokens,
             max_batch_tokens,
             max_sequence_tokens,
+            clock,
             ..
         } = session;
         let prompt = &tokens[..self.prompt_tokens];
@@ -335,6 +381,7 @@ impl Course {
         } else {
             row
         };
+        let submitted = clock.now();
         let drafted = row.drafts(&self.drafts).stop_tokens(&self.stop_tokens);
         let ticket = match engine.submit(&Step::new().row(drafted)) {
             // Without drafts the row may fit.
@@ -342,25 +389,86 @@ impl Course {
                 self.drafts.clear();
                 engine.submit(&Step::new().row(row))?
             }
-            submitted => submitted?,
+            taken => taken?,
         };
         self.submitted_prompt += count;
         self.submitted_draws += usize::from(draws);
-        Ok(Some(Submitted { ticket, draws }))
+        Ok(Some(Submitted {
+            ticket,
+            draws,
+            prompt_tokens: count,
+            submitted,
+            is_lone: self.in_flight.is_empty() && self.last_end.is_some(),
+            is_measured: true,
+        }))
     }
 
-    /// Guesses the tokens after the last one, no more than can be used.
-    fn find_drafts(&mut self, session: &mut Session) {
-        self.drafts.clear();
-        let free = session
-            .max_sequence_tokens
-            .saturating_sub(session.tokens.len());
+    /// Most drafts that are of use after `sampling` more tokens.
+    fn draft_room(&self, session: &Session, sampling: usize) -> u32 {
+        let known = session.tokens.len() + sampling;
+        let free = session.max_sequence_tokens.saturating_sub(known);
         let wanted = self.max_tokens.saturating_sub(self.submitted_draws + 1);
-        let limit = self.useful_drafts.min(wanted).min(free);
-        if let Some(draft) = session.draft.as_mut().filter(|_| limit > 0) {
-            draft.draft(&session.tokens, limit, &mut self.drafts);
-            self.drafts.truncate(limit);
+        self.draft_limit.min(wanted).min(free) as u32
+    }
+
+    /// Whether the step in flight, after which a text continues, has drafts, or the next one should have some.
+    fn waits_for_step(&self, session: &Session) -> bool {
+        if self.in_flight.is_empty() {
+            return false;
         }
+        let (count, weight) = self.guesses.later(1);
+        let limit = count.min(self.draft_room(session, 1));
+        !self.drafts.is_empty()
+            || choose_one(&self.guesses, limit, weight, &session.costs.costs()) > 0
+    }
+
+    /// Takes the guesses that are worth their time as drafts of the next row.
+    fn choose_drafts(&mut self, session: &Session) {
+        self.drafts.clear();
+        if self.in_flight.is_empty() {
+            let guesses = self.guesses.tokens();
+            let limit = self.draft_room(session, 0).min(guesses.len() as u32);
+            let count = choose_one(&self.guesses, limit, 1.0, &session.costs.costs());
+            self.drafts.extend_from_slice(&guesses[..count as usize]);
+        }
+    }
+
+    /// Guesses the tokens after the last one. Guesses that take time are computed as far as they are worth it.
+    fn guess(&mut self, session: &mut Session) {
+        let room = self.draft_room(session, 0);
+        let Some(draft) = session.draft.as_mut().filter(|_| room > 0) else {
+            return self.guesses.set(&[]);
+        };
+        let is_computed = draft.is_computed();
+        let most = if is_computed { self.draft_limit } else { 0 };
+        self.guesses.compute(most as u32);
+        let costs = session.costs.costs();
+        let limit = match is_computed {
+            false => self.draft_limit,
+            true if self.in_flight.is_empty() => {
+                choose_one(&self.guesses, room, 1.0, &costs) as usize
+            }
+            true => 0,
+        };
+        let limit = limit.max(self.guesses.are_overdue(1, &costs).into());
+        if limit == 0 {
+            return;
+        }
+        let begin = session.clock.now();
+        let mut guesses = Vec::with_capacity(limit);
+        draft.prepare(&session.tokens, limit);
+        draft.draft(&session.tokens, limit, &mut guesses);
+        guesses.truncate(limit);
+        self.guesses.set(&guesses);
+        let end = session.clock.now();
+        if is_computed {
+            let duration = end.saturating_sub(begin);
+            session.costs.add_guesses(guesses.len(), duration);
+            if let Some(step) = self.in_flight.back_mut() {
+                step.is_measured = false;
+            }
+        }
+        self.last_end = Some(end);
     }
 
     fn take_tokens(&mut self, session: &mut Session, row: &RowResult) -> Result<()> {
@@ -376,18 +484,17 @@ impl Course {
         self.submitted_draws += accepted;
         self.accepted_draft_tokens += accepted;
         self.draft_tokens += self.drafts.len();
-        if accepted < self.drafts.len() {
-            self.useful_drafts = accepted + 1;
-        } else if accepted > 0 {
-            self.useful_drafts = (2 * self.useful_drafts).min(self.draft_limit);
-        }
         self.drafts.clear();
         for (index, &(token, logprob)) in tokens.iter().enumerate() {
             let top = self.output.top_of(row, index).collect();
+            self.guesses.take(token);
             self.take_token(session, token, logprob, top)?;
             if self.finished {
-                break;
+                return Ok(());
             }
+        }
+        if self.draft_limit > 0 {
+            self.guess(session);
         }
         Ok(())
     }

@@ -12,10 +12,12 @@ use crate::llm::model::Model;
 use crate::llm::plan::EngineOptions;
 use crate::llm::text::{ChatTemplate, EncodeOptions, RenderOptions, Tokenizer};
 
+use self::costs::CostMeter;
+use self::service::Clock;
+
 pub use self::draft::{Draft, NgramDraft};
 pub use self::generation::{Generation, NotStarted, OwnedGeneration};
 pub use self::request::{Message, Prompt, Request};
-#[cfg(feature = "scheduler")]
 pub use self::service::Service;
 #[cfg(feature = "stream")]
 pub use self::stream::EventStream;
@@ -23,10 +25,10 @@ pub use crate::core::cancel::CancelFlag;
 
 #[cfg(feature = "constraints")]
 pub mod constraints;
+mod costs;
 mod draft;
 mod generation;
 mod request;
-#[cfg(feature = "scheduler")]
 pub mod service;
 mod stop;
 #[cfg(feature = "stream")]
@@ -114,6 +116,9 @@ pub struct Session {
     max_sequence_tokens: usize,
     draft: Option<Box<dyn Draft>>,
     max_draft_tokens: usize,
+    /// What steps and guesses take, while there is a draft.
+    costs: CostMeter,
+    clock: Clock,
 }
 
 impl Session {
@@ -141,12 +146,14 @@ impl Session {
             max_sequence_tokens: info.max_sequence_tokens as usize,
             draft: None,
             max_draft_tokens: info.max_draft_tokens as usize,
+            costs: CostMeter::new(Duration::ZERO),
+            clock: Clock::system(),
         })
     }
 
     /// Lets later generations verify drafts, or not: with good drafts, several tokens come from one step. A step has
-    /// at most [`EngineOptions::max_draft_tokens`] drafts, of which the default is none. Requests with a mask have no
-    /// drafts.
+    /// at most [`EngineOptions::max_draft_tokens`] drafts, of which the default is none, and as many as promise the most
+    /// tokens per time, by what steps have taken so far. Requests with a mask have no drafts.
     ///
     /// The tokens are those without drafts, greedy or sampled. On CUDA this holds exactly with
     /// [`EngineOptions::batch_invariant`]; otherwise logits may differ in their last bits.
@@ -163,6 +170,13 @@ impl Session {
     /// ```
     pub fn set_draft(&mut self, draft: Option<Box<dyn Draft>>) {
         self.draft = draft;
+        self.costs = CostMeter::new(Duration::ZERO);
+    }
+
+    /// Measures steps by this clock, in place of the system's. By one that stands still, every draft is verified.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = clock;
+        self.costs = CostMeter::new(Duration::ZERO);
     }
 
     /// The tokenizer.

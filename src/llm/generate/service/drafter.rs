@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 use super::request::Request;
+use super::state::{Core, Shared};
 use crate::llm::engine::Token;
 use crate::llm::generate::Draft;
+use crate::scheduler::RequestId;
 
 /// What guesses the next tokens of the answers of a service: prompt lookup for example.
 ///
@@ -56,6 +59,7 @@ impl Drafting {
                 first: prompt.len() + request.min_tokens as usize,
                 most: self.most,
                 drafts: Vec::with_capacity(self.most),
+                limit: self.most,
             })
         };
         (0..request.choices).map_while(drafter).collect()
@@ -76,6 +80,8 @@ pub(super) struct Drafter {
     first: usize,
     most: usize,
     drafts: Vec<Token>,
+    /// Guesses that are wanted now.
+    limit: usize,
 }
 
 impl Drafter {
@@ -83,20 +89,104 @@ impl Drafter {
         self.tokens.push(token);
     }
 
-    /// Guesses of the next tokens, below `vocabulary_size`.
-    pub fn guess(&mut self, vocabulary_size: u32) -> &[Token] {
-        self.drafts.clear();
-        if self.tokens.len() >= self.first {
-            let guess = || {
-                self.source.draft(&self.tokens, self.most, &mut self.drafts);
-            };
-            if catch_unwind(AssertUnwindSafe(guess)).is_err() {
-                self.first = usize::MAX;
-                self.drafts.clear();
-            }
+    /// Guesses that the source computes at any time; 0 if it looks them up.
+    pub fn most_computed(&self) -> u32 {
+        let is_computed = catch_unwind(AssertUnwindSafe(|| self.source.is_computed()));
+        if is_computed.unwrap_or(false) {
+            self.most as u32
+        } else {
+            0
         }
-        let known = self.drafts.iter().take(self.most);
-        let known = known.take_while(|&&token| token < vocabulary_size).count();
-        &self.drafts[..known]
     }
+
+    fn prepare(&mut self) {
+        self.call(|source, tokens, limit, _| source.prepare(tokens, limit));
+    }
+
+    /// Guesses of the next tokens, below `vocabulary_size`.
+    fn guess(&mut self, vocabulary_size: u32) {
+        self.drafts.clear();
+        self.call(|source, tokens, limit, drafts| source.draft(tokens, limit, drafts));
+        let known = self.drafts.iter().take(self.limit);
+        let known = known.take_while(|&&token| token < vocabulary_size).count();
+        self.drafts.truncate(known);
+    }
+
+    fn call(&mut self, call: impl FnOnce(&mut dyn Draft, &[Token], usize, &mut Vec<Token>)) {
+        if self.tokens.len() < self.first {
+            return;
+        }
+        let (source, tokens) = (self.source.as_mut(), &self.tokens);
+        let drafts = &mut self.drafts;
+        let called = catch_unwind(AssertUnwindSafe(|| {
+            call(source, tokens, self.limit, drafts);
+        }));
+        if called.is_err() {
+            self.first = usize::MAX;
+            self.drafts.clear();
+        }
+    }
+}
+
+/// Guesses the next tokens of the texts that have new ones, without the lock. Returns how many guesses were computed,
+/// and the time that computing them took.
+pub(super) fn guess<'a>(
+    shared: &'a Shared,
+    mut core: MutexGuard<'a, Core>,
+    wanted: &mut Vec<(RequestId, u32)>,
+) -> (MutexGuard<'a, Core>, usize, Duration) {
+    let grown = std::mem::take(&mut core.grown);
+    if grown.is_empty() {
+        return (core, 0, Duration::ZERO);
+    }
+    core.scheduler.wanted_guesses(wanted);
+    let mut drafters = Vec::new();
+    for id in grown {
+        let choice = core.requests.0.get_mut(&id);
+        let Some(slot) = choice.map(|choice| &mut choice.drafter) else {
+            continue;
+        };
+        let limit = slot
+            .as_ref()
+            .map_or(0, |drafter| match drafter.most_computed() {
+                0 => drafter.most,
+                _ => {
+                    let count = wanted.iter().find(|(wanted, _)| *wanted == id);
+                    count.map_or(0, |(_, count)| *count as usize)
+                }
+            });
+        if let Some(mut drafter) = slot.take_if(|_| limit > 0) {
+            drafter.limit = limit;
+            drafters.push((id, drafter));
+        }
+    }
+    drop(core);
+    let begin = shared.clock.now();
+    for (_, drafter) in &mut drafters {
+        drafter.prepare();
+    }
+    let (mut computed, mut duration) = (0, Duration::ZERO);
+    for (_, drafter) in &mut drafters {
+        let is_computed = drafter.most_computed() > 0;
+        drafter.guess(shared.limits.vocabulary_size);
+        if is_computed {
+            computed += drafter.drafts.len();
+            duration = shared.clock.now().saturating_sub(begin);
+        }
+    }
+    core = shared.lock();
+    let Core {
+        requests,
+        scheduler,
+        ..
+    } = &mut *core;
+    for (id, drafter) in drafters {
+        // It may have ended meanwhile.
+        if let Some(choice) = requests.0.get_mut(&id) {
+            scheduler.expect_guesses(id, drafter.most_computed());
+            scheduler.propose(id, &drafter.drafts);
+            choice.drafter = Some(drafter);
+        }
+    }
+    (core, computed, duration)
 }

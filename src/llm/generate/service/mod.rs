@@ -1,4 +1,4 @@
-//! Serves many requests at once on one engine. Features `text` and `scheduler`.
+//! Serves many requests at once on one engine. Feature `text`.
 //!
 //! A [`Service`] owns an engine. Any thread submits requests and gets an [`EventReceiver`] for each.
 //!
@@ -47,7 +47,6 @@ use crate::scheduler::{self, Config, Scheduler};
 
 mod clock;
 mod constraint;
-mod costs;
 mod deliver;
 mod drafter;
 mod engine;
@@ -461,6 +460,9 @@ impl Owner {
                 fails_with: None,
             };
             let is_bound = choice.guide.as_ref().is_some_and(Guide::begins_bound);
+            if let Some(drafter) = &choice.drafter {
+                core.scheduler.expect_guesses(id, drafter.most_computed());
+            }
             core.requests.0.insert(id, choice);
             if is_bound {
                 core.ask_for_mask(id, Input::Start, now);

@@ -5,12 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::costs::CostMeter;
+use super::drafter;
 use super::engine::{StepEngine, StepResults};
 use super::event::Error;
 use super::state::{Core, SampledRows, Shared};
 use super::stats::State;
 use crate::core::error::{Error as EngineError, ErrorKind, Result};
+use crate::llm::generate::costs::CostMeter;
 use crate::llm::step::{LateRow, Sampling};
 use crate::scheduler::{Plan, RequestId, STEPS_IN_FLIGHT, StepOutcome};
 
@@ -69,6 +70,9 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     let mut has_waited = true; // for requests
     let mut mask_wait = LEAST_MASK_WAIT;
     let mut costs = CostMeter::new(shared.limits.restore_page);
+    // Since the last step ended.
+    let mut guess_time = Duration::ZERO;
+    let mut wanted = Vec::new();
     let mut may_reopen = true;
     let mut core = shared.lock();
     loop {
@@ -179,14 +183,22 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             }
             core.check_crossings(&step.guided, results.outcomes(), now);
             let duration = now.saturating_sub(begin);
-            if waited.is_ok() && !results.is_captured {
+            // Guesses may have slowed down a step that was in flight.
+            let is_slowed = !step.is_lone && guess_time > Duration::ZERO;
+            if waited.is_ok() && !results.is_captured && !is_slowed {
                 let (rows, prompt_tokens) = (step.decode_rows, step.tokens - step.decode_rows);
-                let full_duration = now.saturating_sub(full_begin);
+                let full_duration = now.saturating_sub(full_begin + guess_time);
                 costs.add(rows, prompt_tokens, step.is_lone, full_duration);
                 core.scheduler.set_costs(costs.costs());
             }
             let measured = (duration, step.rows, step.tokens);
             apply(&mut core, step.number, waited, &results, now, measured)?;
+            let computed;
+            (core, computed, guess_time) = drafter::guess(shared, core, &mut wanted);
+            costs.add_guesses(computed, guess_time);
+            if computed > 0 {
+                core.scheduler.set_costs(costs.costs());
+            }
         }
     }
 }

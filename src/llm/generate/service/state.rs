@@ -52,8 +52,8 @@ pub(super) struct Core {
     pub mask_time: Option<Duration>,
     /// Words of a mask.
     pub mask_words: usize,
-    /// Ids of tokens are below this.
-    vocabulary_size: u32,
+    /// Requests whose next tokens are guessed, and that have new tokens since they were.
+    pub grown: Vec<RequestId>,
     /// Values of a hidden state.
     embedding_length: usize,
     /// Rows that wait for their masks.
@@ -209,7 +209,7 @@ impl Shared {
             masks: Masks::new(options.mask_threads.max(1)),
             mask_time: options.mask_time,
             mask_words: limits.vocabulary_size.div_ceil(32) as usize,
-            vocabulary_size: limits.vocabulary_size,
+            grown: Vec::new(),
             embedding_length: limits.embedding_length as usize,
             pending: Vec::new(),
             dispatcher: Some(dispatcher),
@@ -330,7 +330,6 @@ impl Core {
     ) {
         let (mut items, mut behind) = (Vec::new(), Vec::new());
         let (mut turns, mut guides) = (Vec::new(), Vec::new());
-        let mut drafting = Vec::new();
         let stats = self.scheduler.stats();
         for event in self.scheduler.events() {
             let Some(choice) = self.requests.0.get_mut(&event.request) else {
@@ -374,7 +373,7 @@ impl Core {
                     if let Some(drafter) = &mut choice.drafter {
                         drafter.take(token);
                         if offset == 0 {
-                            drafting.push(event.request);
+                            self.grown.push(event.request);
                         }
                     }
                     let output = results.map(|results| results.token(row, offset));
@@ -431,13 +430,6 @@ impl Core {
                 Turn::Stay => {}
                 Turn::Free => self.scheduler.allow(id, None),
                 Turn::Mask(input) => self.ask_for_mask(id, input, now),
-            }
-        }
-        for id in drafting {
-            let choice = self.requests.0.get_mut(&id);
-            if let Some(drafter) = choice.and_then(|choice| choice.drafter.as_mut()) {
-                let guesses = drafter.guess(self.vocabulary_size);
-                self.scheduler.propose(id, guesses);
             }
         }
         for &id in behind.iter().flat_map(|job: &Arc<Job>| &job.ids) {

@@ -29,6 +29,7 @@ pub(super) struct CostMeter {
     rows: [f64; 3],
     /// Steps without prompt tokens by their rows and drafts, (overlapped or lone, rows).
     small: [[Mean; SMALL_STEP_TOKENS + 1]; 2],
+    guess: Mean,
     restore_page: Duration,
 }
 
@@ -62,6 +63,7 @@ impl CostMeter {
             seconds: [0.0; 4],
             rows: [0.0; 3],
             small: Default::default(),
+            guess: Mean::default(),
             restore_page,
         }
     }
@@ -94,12 +96,24 @@ impl CostMeter {
             let row_powers = [1.0, step[1], step[1] * step[1]];
             self.rows = array::from_fn(|i| KEPT * self.rows[i] + row_powers[i]);
             self.forget();
-            for mean in self.small.as_flattened_mut() {
+            for mean in self
+                .small
+                .as_flattened_mut()
+                .iter_mut()
+                .chain([&mut self.guess])
+            {
                 mean.weight *= 1.0 - FORGOTTEN;
             }
             if let Some(mean) = self.small[usize::from(is_lone)].get_mut(rows as usize) {
                 mean.add(duration.as_secs_f64());
             }
+        }
+    }
+
+    /// Learns from guesses that were computed, of one or several texts at once.
+    pub fn add_guesses(&mut self, count: usize, duration: Duration) {
+        if count > 0 {
+            self.guess.add(duration.as_secs_f64() / count as f64);
         }
     }
 
@@ -128,6 +142,7 @@ impl CostMeter {
             prefill_token,
             restore_page: self.restore_page,
             lone_step,
+            guess: self.guess.get(),
             small_steps: SmallSteps {
                 overlapped: self.small[0].map(|mean| mean.get()),
                 lone: self.small[1].map(|mean| mean.get()),
