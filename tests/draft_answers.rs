@@ -1,4 +1,5 @@
-//! Real models: the answers of a service that verifies drafts are, token for token, those of one that does not.
+//! Real models: the answers of a service that verifies drafts are, token for token, those of one that does not, whatever
+//! guesses them.
 //!
 //! The clock of the service that is compared stands still, so that costs are unknown and every draft is verified.
 //! `DRAFT_PROMPTS` sets the number of prompts for each model; with it `CODER_MODEL` names a second one.
@@ -13,10 +14,12 @@ use worker_cuda::generate::constraints::{Compiler, Rule};
 use worker_cuda::generate::service::{
     Clock, Constrained, Drafting, Event, EventReceiver, Options, Request, Usage,
 };
-use worker_cuda::generate::{FinishReason, NgramDraft, Service};
-use worker_cuda::text::Tokenizer;
-use worker_cuda::{Backend, CudaContext, EngineOptions, Gguf, Model, Sampling, Token};
+use worker_cuda::generate::{FinishReason, ModelDraft, NgramDraft, Service};
+use worker_cuda::text::{Tokenizer, Vocabulary};
+use worker_cuda::{Backend, CudaContext, EngineOptions, Gguf, KvType, Model, Sampling, Token};
 
+#[path = "support/random_model.rs"]
+mod random_model;
 #[path = "support/real_model.rs"]
 mod real_model;
 
@@ -115,7 +118,30 @@ fn output(events: EventReceiver) -> (Output, Usage) {
     (output, total.expect("an end"))
 }
 
-fn start(model: &Model, tokenizer: &Arc<Tokenizer>, drafts: u32, clock: Clock) -> Service {
+/// Drafts of a row.
+const DRAFTS: u32 = 8;
+
+fn ngrams() -> Drafting {
+    Drafting::new(DRAFTS as usize, || Box::new(NgramDraft::new()))
+}
+
+fn guesses_of(small: &Model, model: &Model) -> (ModelDraft, Drafting) {
+    let options = ModelDraft::serving_options(small, KvType::F16).unwrap();
+    let draft = ModelDraft::new(small, model, &options).unwrap();
+    let drafting = {
+        let draft = draft.clone();
+        Drafting::new(DRAFTS as usize, move || Box::new(draft.clone()))
+    };
+    (draft, drafting)
+}
+
+fn start(
+    model: &Model,
+    tokenizer: &Arc<Tokenizer>,
+    drafting: Option<Drafting>,
+    clock: Clock,
+) -> Service {
+    let drafts = if drafting.is_some() { DRAFTS } else { 0 };
     let engine = EngineOptions::new()
         .max_sequences(16)
         .max_batch_tokens(256)
@@ -126,8 +152,7 @@ fn start(model: &Model, tokenizer: &Arc<Tokenizer>, drafts: u32, clock: Clock) -
     // Others use the machine, too.
     (options.mask_time, options.queue_timeout) = (None, Duration::MAX);
     options.clock = clock;
-    let make = move || Drafting::new(drafts as usize, || Box::new(NgramDraft::new()));
-    options.drafting = (drafts > 0).then(make);
+    options.drafting = drafting;
     Service::with_tokenizer(model, &engine, tokenizer.clone(), options).unwrap()
 }
 
@@ -148,8 +173,8 @@ fn compare(path: &Path, prompts: usize, tokens: u32, measures: bool) {
     let context = context.host_threads(2).open().unwrap();
     let model = Model::load(&context, &Gguf::open(path).unwrap()).unwrap();
     let tokenizer = Arc::new(Tokenizer::from_gguf(model.gguf()).unwrap());
-    let start = |drafts, clock| start(&model, &tokenizer, drafts, clock);
-    let (plain, drafted) = (start(0, Clock::system()), start(8, Clock::manual()));
+    let start = |drafting, clock| start(&model, &tokenizer, drafting, clock);
+    let plain = start(None, Clock::system());
     let compiler = Compiler::new(&tokenizer, model.info().vocabulary_size).unwrap();
     let rule = Rule::JsonSchema(json!({
         "type": "object",
@@ -176,31 +201,52 @@ fn compare(path: &Path, prompts: usize, tokens: u32, measures: bool) {
         running.into_iter().map(output).collect()
     };
     let expected = outputs(&plain, &requests);
-    // At once, then a few alone, which have more drafts.
-    let alone = requests.len().min(8);
-    let mut found = outputs(&drafted, &requests);
-    for request in &requests[..alone] {
-        found.push(output(drafted.submit(request).unwrap()));
+    let random = Vocabulary::from_gguf(model.gguf()).unwrap();
+    let random = random_model::random_model(&context, &random, 1);
+    let ((of_random, by_random), (of_itself, by_itself)) =
+        (guesses_of(&random, &model), guesses_of(&model, &model));
+    for (name, drafting, least) in [
+        ("prompt lookup", ngrams(), 0.0),
+        ("a random model", by_random, 0.0),
+        ("the model itself", by_itself, 0.95),
+    ] {
+        let drafted = start(Some(drafting), Clock::manual());
+        // At once, then a few alone, which have more drafts.
+        let alone = requests.len().min(8);
+        let mut found = outputs(&drafted, &requests);
+        for request in &requests[..alone] {
+            found.push(output(drafted.submit(request).unwrap()));
+        }
+        let (mut accepted, mut greedy) = (0, (0, 0));
+        for (number, (found, usage)) in found.iter().enumerate() {
+            let number = number.checked_sub(requests.len()).unwrap_or(number);
+            assert_eq!(*found, expected[number].0, "{name}, prompt {number}");
+            accepted += usage.accepted_draft_tokens;
+            if requests[number].sampling.temperature == 0.0 {
+                greedy.0 += usage.accepted_draft_tokens;
+                greedy.1 += usage.draft_tokens;
+            }
+        }
+        println!(
+            "{}, {name}: {prompts} prompts, {accepted} of {} drafts held, of greedy answers {} of {}",
+            path.display(),
+            drafted.stats().draft_tokens,
+            greedy.0,
+            greedy.1
+        );
+        assert!(accepted > 0 || name == "a random model");
+        assert!(greedy.1 > 0 && f64::from(greedy.0) >= least * f64::from(greedy.1));
+        assert_eq!(drafted.drain(Duration::MAX), 0);
     }
-    let mut accepted = 0;
-    for (number, (found, usage)) in found.iter().enumerate() {
-        let number = number.checked_sub(requests.len()).unwrap_or(number);
-        assert_eq!(*found, expected[number].0, "prompt {number}");
-        accepted += usage.accepted_draft_tokens;
+    for draft in [of_random, of_itself] {
+        let info = draft.info().unwrap();
+        assert_eq!((info.sequence_count, info.kv_held_page_count), (0, 0));
     }
-    let stats = drafted.stats();
-    println!(
-        "{}: {prompts} prompts, {accepted} of {} drafts held",
-        path.display(),
-        stats.draft_tokens
-    );
     assert_eq!(plain.stats().draft_tokens, 0);
-    assert!(accepted > 0);
-    drop(drafted);
 
     if measures {
         let edits: Vec<Request> = (0..8).map(edit).collect();
-        let drafted = start(8, Clock::system());
+        let drafted = start(Some(ngrams()), Clock::system());
         for (name, service) in [("without", &plain), ("with", &drafted)] {
             let (seconds, usage) = time(service, &edits);
             println!(

@@ -51,8 +51,8 @@ impl Level {
 
 type Sink = Box<dyn Fn(Level, &str, &str) + Send + Sync>;
 
-/// The sink that the library holds a pointer to; in an Arc because a `Sink` is a fat pointer.
-static CURRENT: Mutex<Option<Arc<Sink>>> = Mutex::new(None);
+/// The sink that the library holds a pointer to, and its level; in an Arc because a `Sink` is a fat pointer.
+static CURRENT: Mutex<Option<(Level, Arc<Sink>)>> = Mutex::new(None);
 
 thread_local! {
     static IN_SINK: Cell<bool> = const { Cell::new(false) };
@@ -85,6 +85,23 @@ pub fn clear_sink() -> Result<()> {
     install(Level::Error, None)
 }
 
+/// Passes a record of this crate's own to the sink.
+#[cfg(feature = "text")]
+pub(crate) fn emit(level: Level, target: &str, message: &str) {
+    if IN_SINK.replace(true) {
+        return; // as in `trampoline`
+    }
+    // Locked until the sink has returned: after `clear_sink` it does not run any more.
+    let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, sink)) = current.as_ref().filter(|(most, _)| level <= *most)
+        && let Err(payload) = catch_unwind(AssertUnwindSafe(|| sink(level, target, message)))
+    {
+        discard(payload);
+    }
+    drop(current);
+    IN_SINK.set(false);
+}
+
 /// Passes records to `tracing`, as events of target `worker_cuda` with the component in field `part`.
 #[cfg(feature = "tracing")]
 pub fn forward_to_tracing(level: Level) -> Result<()> {
@@ -114,7 +131,7 @@ fn install(level: Level, sink: Option<Arc<Sink>>) -> Result<()> {
     // SAFETY: `user` points into an Arc that `CURRENT` keeps until a later call of this function has
     // taken it from the library, which answers only when the former sink runs no more.
     call(|error| unsafe { ffi::wcuda_log_set(callback, user, level.to_native(), error) })?;
-    let former = std::mem::replace(&mut *current, sink);
+    let former = std::mem::replace(&mut *current, sink.map(|sink| (level, sink)));
     drop(current);
     drop(former);
     Ok(())

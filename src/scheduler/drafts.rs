@@ -250,6 +250,7 @@ impl Entry {
 
 /// The number of drafts for a step of one row that continues a text: at most `limit`, which there are with probability
 /// `weight`.
+#[cfg(feature = "text")]
 pub(crate) fn choose_one(guesses: &Guesses, limit: u32, weight: f64, costs: &Costs) -> u32 {
     let mut one = [Candidate {
         row: 0,

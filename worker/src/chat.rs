@@ -37,8 +37,9 @@ pub fn run(args: Args) -> Outcome {
     let gguf = load::gguf(&args.model.model)?;
     let model = load::model(&args.device, &gguf)?;
     let options = args.engine.options(model.info().context_length);
-    let mut session = Session::new(&model, &args.draft.options(options))?;
-    args.draft.set(&mut session);
+    let options = options.max_draft_tokens(args.draft.max_tokens());
+    let mut session = Session::new(&model, &options)?;
+    session.set_draft(args.draft.draft(&model, &args.engine)?);
     let prompter = Prompter::new(session.tokenizer().vocabulary(), None);
     let first: Vec<Value> = args
         .system

@@ -58,7 +58,8 @@ pub fn model(args: &DeviceArgs, gguf: &Gguf) -> Outcome<Model> {
     }
 }
 
-fn load_on(context: &CudaContext, gguf: &Gguf) -> worker_cuda::Result<Model> {
+/// Loads the weights to a device that is open; Ctrl-C cancels.
+pub fn load_on(context: &CudaContext, gguf: &Gguf) -> worker_cuda::Result<Model> {
     let cancel = CancelHandle::new()?;
     interrupt::watch_load(&cancel);
     let bar = bar();

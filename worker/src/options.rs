@@ -4,8 +4,13 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use worker_cuda::generate::service::Drafting;
-use worker_cuda::generate::{Draft, NgramDraft, Session};
-use worker_cuda::{Backend, ContextBuilder, CudaContext, EngineOptions, KvType, Row, Sampling};
+use worker_cuda::generate::{Draft, ModelDraft, NgramDraft};
+use worker_cuda::{
+    Backend, ContextBuilder, CudaContext, EngineOptions, KvType, Model, Row, Sampling,
+};
+
+use crate::failure::{Failure, Outcome};
+use crate::load;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct ModelArgs {
@@ -112,29 +117,77 @@ impl EngineArgs {
 pub struct DraftArgs {
     /// Guess the next tokens where the text repeats, and verify several in one step; this changes the
     /// speed, not the answer
-    #[arg(long)]
+    #[arg(long, group = "draft")]
     pub draft_ngram: bool,
+    /// Guess the next tokens by the model of this GGUF file, which is smaller and has the same vocabulary,
+    /// and verify several in one step
+    #[arg(long, value_name = "FILE", group = "draft")]
+    pub draft_model: Option<PathBuf>,
     /// Maximum number of guessed tokens of an answer per step
-    #[arg(long, value_name = "N", default_value_t = 8, requires = "draft_ngram",
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "draft",
           value_parser = clap::value_parser!(u32).range(1..=Row::MAX_DRAFTS as i64))]
     pub draft_max: u32,
 }
 
 impl DraftArgs {
-    pub fn options(&self, options: EngineOptions) -> EngineOptions {
-        options.max_draft_tokens(if self.draft_ngram { self.draft_max } else { 0 })
-    }
-
-    pub fn set(&self, session: &mut Session) {
-        if self.draft_ngram {
-            session.set_draft(Some(Box::new(NgramDraft::new())));
+    /// Drafts of one answer in a step.
+    pub fn max_tokens(&self) -> u32 {
+        if self.draft_ngram || self.draft_model.is_some() {
+            self.draft_max
+        } else {
+            0
         }
     }
 
-    pub fn drafting(&self) -> Option<Drafting> {
+    /// What guesses the answers of a session. The draft model has an engine of these options.
+    pub fn draft(&self, model: &Model, engine: &EngineArgs) -> Outcome<Option<Box<dyn Draft>>> {
+        let options = |draft: &Model| {
+            let limits = [draft, model].map(|model| model.info().context_length);
+            let shorter = limits.into_iter().filter(|&length| length > 0).min();
+            Ok(engine.options(shorter.unwrap_or(0)))
+        };
+        Ok(match self.model_draft(model, options)? {
+            Some(draft) => Some(Box::new(draft)),
+            None if self.draft_ngram => Some(Box::new(NgramDraft::new())),
+            None => None,
+        })
+    }
+
+    /// What guesses the answers of a service.
+    pub fn drafting(&self, model: &Model, kv_type: KvType) -> Outcome<Option<Drafting>> {
+        let options = |draft: &Model| ModelDraft::serving_options(draft, kv_type);
+        let draft = self.model_draft(model, options)?;
+        Ok(match draft {
+            Some(draft) => Some(Drafting::new(self.draft_max as usize, move || {
+                Box::new(draft.clone())
+            })),
+            None => self.ngram_drafting(),
+        })
+    }
+
+    pub fn ngram_drafting(&self) -> Option<Drafting> {
         let make = || Box::new(NgramDraft::new()) as Box<dyn Draft>;
         self.draft_ngram
             .then(|| Drafting::new(self.draft_max as usize, make))
+    }
+
+    fn model_draft(
+        &self,
+        model: &Model,
+        options: impl Fn(&Model) -> worker_cuda::Result<EngineOptions>,
+    ) -> Outcome<Option<ModelDraft>> {
+        let Some(path) = &self.draft_model else {
+            return Ok(None);
+        };
+        let gguf = load::gguf(path)?;
+        let start = || {
+            // Before the weights are loaded.
+            ModelDraft::check(&gguf, model.gguf())?;
+            let draft = load::load_on(model.context(), &gguf)?;
+            ModelDraft::new(&draft, model, &options(&draft)?)
+        };
+        let draft = start().map_err(|error| Failure::from(error).in_file(path))?;
+        Ok(Some(draft))
     }
 }
 

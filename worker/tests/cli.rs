@@ -60,6 +60,7 @@ fn usage_errors_exit_with_2() {
         &["run", "--model", "x", "--temperature", "warm"],
         &["run", "--model", "x", "--draft-max", "4", "hello"],
         &["chat", "--model", "x", "--draft-ngram", "--draft-max", "16"],
+        &["serve", "x", "--draft-ngram", "--draft-model", "y"],
         &["run", "--model", "x", "--chat", "--raw", "hello"],
         &["inspect"],
         &["devices", "--backend", "host"],
@@ -474,18 +475,23 @@ fn drafts_change_the_speed_and_not_the_answer() {
         prompt,
     ];
     let plain = json(&run(&[&args[..], &["--json"]].concat()));
-    let drafts = ["--draft-ngram", "--draft-max", "4"];
-    let drafted = json(&run(&[&args[..], &drafts, &["--json"]].concat()));
-    let shown = run(&[&args[..], &drafts].concat());
-
-    for field in ["tokens", "token_logprobs", "text", "finish_reason"] {
-        assert_eq!(drafted[field], plain[field], "{field}");
-    }
     assert_eq!(plain["draft_tokens"], 0);
-    let [accepted, all] = ["accepted_draft_tokens", "draft_tokens"].map(|field| &drafted[field]);
-    assert!(accepted.as_u64() > Some(4), "{drafted}");
-    let line = format!("{accepted} of {all} drafts held");
-    assert!(stderr(&shown).contains(&line), "{}", stderr(&shown));
+    // How many drafts are worth it depends on the time that steps take here.
+    for drafts in [
+        &["--draft-ngram", "--draft-max", "4"][..],
+        &["--draft-model", &model],
+    ] {
+        let drafted = json(&run(&[&args[..], drafts, &["--json"]].concat()));
+        for field in ["tokens", "token_logprobs", "text", "finish_reason"] {
+            assert_eq!(drafted[field], plain[field], "{field}");
+        }
+        let [accepted, all] = ["accepted_draft_tokens", "draft_tokens"]
+            .map(|field| drafted[field].as_u64().expect(field));
+        assert!(accepted <= all, "{drafted}");
+    }
+    let little = run(&[&args[..], &["--memory-budget=230", "--draft-model", &model]].concat());
+    assert_fails(&little, 1, &format!("{model}: the CPU: the weights need "));
+    assert_fails(&little, 1, " are left in the budget");
 }
 
 #[test]

@@ -238,8 +238,8 @@ fn with_second_model(model: &str, more: &[&str]) -> (Child, impl Fn(&str) -> Rep
     (child, ask)
 }
 
-/// The status and the answer of a server with these flags to an input of tokens.
-fn embedding(model: &str, flags: &[&str], input: &[u32]) -> Reply {
+/// What a server with these flags answers to one request, and its health after that.
+fn ask_once(model: &str, flags: &[&str], head: &str, body: &Value) -> (Reply, Reply) {
     let mut child = worker(&["serve", model, "--backend", "host", "--port", "0"])
         .args(["--alias", "small"])
         .args(flags)
@@ -250,14 +250,50 @@ fn embedding(model: &str, flags: &[&str], input: &[u32]) -> Reply {
     let output = child.stdout.take().expect("is piped");
     BufReader::new(output).read_line(&mut line).expect("UTF-8");
     let address = line.trim_end().strip_prefix("listening on http://");
-    let mut client = TcpStream::connect(address.expect("an address")).expect("it listens");
-    let body = json!({ "model": "small", "input": input }).to_string();
-    let text = request("POST /v1/embeddings", &[], &body);
-    client.write_all(text.as_bytes()).expect("it reads");
-    let reply = Reply::read(client);
+    let ask = |text: String| {
+        let mut client = TcpStream::connect(address.expect("an address")).expect("it listens");
+        client.write_all(text.as_bytes()).expect("it reads");
+        Reply::read(client)
+    };
+    let reply = ask(request(head, &[], &body.to_string()));
+    let health = ask(request("GET /health", &[], ""));
     terminate(&child);
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
-    reply
+    (reply, health)
+}
+
+fn embedding(model: &str, flags: &[&str], input: &[u32]) -> Reply {
+    let body = json!({ "model": "small", "input": input });
+    ask_once(model, flags, "POST /v1/embeddings", &body).0
+}
+
+#[test]
+fn a_draft_model_changes_no_answer_and_its_memory_is_accounted_for() {
+    let model = model_that_answers("drafted.gguf", "a", None);
+    let flags = ["--kv-tokens=1024", "--draft-model", &model, "--draft-max=3"];
+    let ask = |flags: &[&str]| {
+        let body =
+            json!({ "model": "small", "prompt": [3, 4], "max_tokens": 40, "temperature": 0 });
+        let (reply, health) = ask_once(&model, flags, "POST /v1/completions", &body);
+        (reply.ok()["choices"].clone(), memory(&health))
+    };
+    let (plain, memory) = ask(&flags[..1]);
+    let (drafted, more_memory) = ask(&flags);
+    assert_eq!(drafted, plain);
+    assert_eq!(plain[0]["text"], "a".repeat(40));
+    assert!(more_memory > memory, "{more_memory} {memory}");
+
+    let other = model_that_answers("other.gguf", "b", None);
+    let args = [
+        "serve",
+        &model,
+        "--backend",
+        "host",
+        "--draft-model",
+        &other,
+    ];
+    let part = format!("{other}: the draft model has another vocabulary: token 0 is \"b\"");
+    assert_fails(&run(&args), 1, &part);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use self::service::Clock;
 
 pub use self::draft::{Draft, NgramDraft};
 pub use self::generation::{Generation, NotStarted, OwnedGeneration};
+pub use self::model_draft::ModelDraft;
 pub use self::request::{Message, Prompt, Request};
 pub use self::service::Service;
 #[cfg(feature = "stream")]
@@ -28,6 +29,7 @@ pub mod constraints;
 mod costs;
 mod draft;
 mod generation;
+mod model_draft;
 mod request;
 pub mod service;
 mod stop;

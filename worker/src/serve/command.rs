@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use worker_cuda::generate::Service;
-use worker_cuda::generate::service::{self, ModelEngine, Pooling};
+use worker_cuda::generate::service::{self, Drafting, ModelEngine, Pooling};
 use worker_cuda::text::{ChatTemplate, NamedTemplate, Vocabulary};
 use worker_cuda::{
     Backend, ContextInfo, CudaContext, EngineOptions, Gguf, Model, Plan, Progress, Purpose,
@@ -203,7 +203,9 @@ pub fn run(args: &Args) -> Outcome {
         metrics: Arc::clone(&metrics),
         reserves_queue: tenants > 1,
     };
-    let service = start.service(&model, template.clone());
+    // The draft model takes its memory first; the model's KV cache gets what is left.
+    let drafting = args.draft.drafting(&model, args.kv_type.into())?;
+    let service = start.service(&model, template.clone(), drafting);
     let service = service.map_err(|failure| failure.in_file(path))?;
     let served = served(args, names(args, path), path, &model, template)?;
     options.loadable = loadables(&start, &served.names, &model)?;
@@ -251,12 +253,17 @@ struct Start {
 }
 
 impl Start {
-    fn service(&self, model: &Model, template: Option<Arc<ChatTemplate>>) -> Outcome<Service> {
+    fn service(
+        &self,
+        model: &Model,
+        template: Option<Arc<ChatTemplate>>,
+        drafting: Option<Drafting>,
+    ) -> Outcome<Service> {
         let mut options = service::Options::default();
         options.max_queued = self.args.max_queued;
         options.reserves_queue = self.reserves_queue;
         options.itl_target = self.args.itl_target_ms.map(Duration::from_millis);
-        options.drafting = self.args.draft.drafting();
+        options.drafting = drafting;
         options.chat_template = template;
         options.observer = Some(Arc::clone(&self.metrics) as Arc<dyn service::Observer>);
         let engine = engine_options(&self.args, model)?;
@@ -405,7 +412,9 @@ impl LoadableFile {
         };
         let model = Model::builder(&self.context, &gguf);
         let model = model.progress(progress).load()?;
-        let service = self.start.service(&model, template.clone())?;
+        // The draft model is of the first model.
+        let drafting = self.start.args.draft.ngram_drafting();
+        let service = self.start.service(&model, template.clone(), drafting)?;
         let names = vec![self.name.clone()];
         let served = served(&self.start.args, names, &self.path, &model, template)?;
         Ok((service, served))
@@ -484,10 +493,8 @@ fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
     if let Some(count) = args.max_sequences {
         options = options.max_sequences(count);
     }
-    if args.draft.draft_ngram {
-        let rows = args.max_sequences.unwrap_or(u32::MAX).min(DRAFTING_ROWS);
-        options = options.max_draft_tokens(rows * args.draft.draft_max);
-    }
+    let rows = args.max_sequences.unwrap_or(u32::MAX).min(DRAFTING_ROWS);
+    options = options.max_draft_tokens(rows * args.draft.max_tokens());
     if let Some(tokens) = args.batch {
         options = options.max_batch_tokens(tokens);
     }

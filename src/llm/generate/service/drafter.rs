@@ -139,7 +139,15 @@ pub(super) fn guess<'a>(
     if grown.is_empty() {
         return (core, 0, Duration::ZERO);
     }
-    core.scheduler.wanted_guesses(wanted);
+    wanted.clear();
+    let drafter = |id| core.requests.0.get(id)?.drafter.as_ref();
+    if grown
+        .iter()
+        .filter_map(drafter)
+        .any(|drafter| drafter.most_computed() > 0)
+    {
+        core.scheduler.wanted_guesses(wanted);
+    }
     let mut drafters = Vec::new();
     for id in grown {
         let choice = core.requests.0.get_mut(&id);

@@ -1,0 +1,488 @@
+//! A draft model: guesses of a smaller model of the same vocabulary.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::Draft;
+use crate::core::device::Backend;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::log::{self, Level};
+use crate::llm::engine::{Engine, EngineInfo, Sequence, Ticket, Token};
+use crate::llm::gguf::Gguf;
+use crate::llm::model::Model;
+use crate::llm::plan::{EngineOptions, KvType};
+use crate::llm::step::{Row, RowStatus, Sampling, Step, StepOutput};
+use crate::llm::text::{TokenType, Vocabulary};
+
+/// Positions of a page of the KV cache.
+const PAGE_TOKENS: usize = 64;
+
+/// Tokens that a text may be ahead of its draft sequence when its next tokens are guessed. One that is further ahead is
+/// caught up with first.
+const TOKENS_AHEAD: usize = 32;
+
+/// Texts that a service guesses at once, and the most positions of the KV cache for them.
+const SERVED_SEQUENCES: u32 = 16;
+const SERVED_TOKENS: u64 = 64 << 10;
+
+/// KV cache of a service's draft model on the CPU, unless less is free.
+const HOST_KV_BYTES: u64 = 256 << 20;
+
+/// Guesses the most probable tokens of a second model, which is smaller and has the same vocabulary. Fast where that
+/// model often agrees with the first one, whatever the text.
+///
+/// Each source has one sequence of the draft model's engine, which it fills in chunks of the engine's batch when guesses
+/// are wanted. Clones share the engine: each is a source of its own, and guesses that several have
+/// [prepared](Draft::prepare) are computed in the same steps. Dropping a source returns its pages.
+///
+/// Without room for its sequence a source guesses nothing. After an error of the engine, which is one record of the
+/// [log](crate::log), no source guesses anything more.
+///
+/// ```no_run
+/// # fn f() -> worker_cuda::Result<()> {
+/// use worker_cuda::generate::{ModelDraft, Session};
+/// use worker_cuda::{CudaContext, EngineOptions, Gguf, Model};
+///
+/// let context = CudaContext::auto()?;
+/// let model = Model::load(&context, &Gguf::open("8b.gguf")?)?;
+/// let small = Model::load(&context, &Gguf::open("0.5b.gguf")?)?;
+/// let draft = ModelDraft::new(&small, &model, &EngineOptions::new().max_sequences(1))?;
+/// let mut session = Session::new(&model, &EngineOptions::new().max_draft_tokens(8))?;
+/// session.set_draft(Some(Box::new(draft)));
+/// # Ok(())
+/// # }
+/// ```
+pub struct ModelDraft {
+    shared: Arc<Shared>,
+    text: Arc<Mutex<Text>>,
+}
+
+struct Shared {
+    computer: Mutex<Computer>,
+    has_failed: AtomicBool,
+    /// Tokens that both models have are below this.
+    vocabulary_size: u32,
+}
+
+/// Computes guesses of all sources of one engine.
+struct Computer {
+    /// None after an error.
+    engine: Option<Engine>,
+    info: EngineInfo,
+    /// Texts of which guesses are prepared.
+    prepared: Vec<Weak<Mutex<Text>>>,
+    output: StepOutput,
+}
+
+/// The text of one source, as far as the engine has it.
+#[derive(Default)]
+struct Text {
+    sequence: Option<Sequence>,
+    /// Tokens of the sequence that the text begins with.
+    held: Vec<Token>,
+    /// Those of the text that follow.
+    missing: Vec<Token>,
+    /// Guesses that are wanted, and those that are computed.
+    limit: usize,
+    guesses: Vec<Token>,
+    state: State,
+    /// There was no sequence for it, or too few pages.
+    lacks_room: bool,
+}
+
+/// Whether guesses are wanted.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Idle,
+    Prepared,
+    /// They, or none, are there.
+    Computed,
+}
+
+/// What the steps of one computation have done for a text.
+struct Progress {
+    /// Guesses that it gets; 0: it is caught up with, or cannot be guessed.
+    limit: usize,
+    /// Missing tokens that are fed at all, and those that steps have.
+    wanted: usize,
+    fed: usize,
+    /// Samplings submitted, and what they returned.
+    sampling: usize,
+    guesses: Vec<Token>,
+    has_failed: bool,
+}
+
+impl ModelDraft {
+    /// Creates an engine for `draft`, which guesses tokens of `model`. It needs a sequence for each text that is guessed
+    /// at once; other options are those of any engine.
+    ///
+    /// [`ErrorKind::InvalidArgument`] if the vocabularies do not [fit](Self::check).
+    pub fn new(draft: &Model, model: &Model, options: &EngineOptions) -> Result<Self> {
+        Self::check(draft.gguf(), model.gguf())?;
+        let mut engine = Engine::new(draft, options)?;
+        // The first guesses must not look slow.
+        engine.warm_up()?;
+        let sizes = [draft, model].map(|model| model.info().vocabulary_size);
+        let computer = Computer {
+            info: engine.info()?,
+            engine: Some(engine),
+            prepared: Vec::new(),
+            output: StepOutput::default(),
+        };
+        Ok(Self {
+            shared: Arc::new(Shared {
+                computer: Mutex::new(computer),
+                has_failed: AtomicBool::new(false),
+                vocabulary_size: sizes[0].min(sizes[1]),
+            }),
+            text: Arc::default(),
+        })
+    }
+
+    /// Whether the model of a file can guess the tokens of another one. [`ErrorKind::InvalidArgument`] if not: the tokens
+    /// that both have must be equal, and the ids that begin and end texts and turns. One may have more tokens than the
+    /// other at its end, as padding.
+    pub fn check(draft: &Gguf, model: &Gguf) -> Result<()> {
+        check_vocabulary(
+            &Vocabulary::from_gguf(draft)?,
+            &Vocabulary::from_gguf(model)?,
+        )
+    }
+
+    /// Options for a draft model that serves: 16 sequences, and a KV cache of 65,536 positions, or of a tenth of the free
+    /// memory (CPU: 256 MiB) if that is less. It leaves the rest to the [engine](super::service::ModelEngine::serving_options)
+    /// of the model, if that is created later.
+    pub fn serving_options(draft: &Model, kv_type: KvType) -> Result<EngineOptions> {
+        let is_host = draft.context().info()?.backend == Backend::Host;
+        let options = EngineOptions::new()
+            .max_sequences(SERVED_SEQUENCES)
+            .max_batch_tokens(if is_host { 256 } else { 512 })
+            .kv_type(kv_type);
+        let page = PAGE_TOKENS as u64;
+        let plan = draft.plan_engine(&options.clone().kv_tokens(page))?;
+        let free = plan.available_bytes.saturating_sub(plan.total_bytes) / 10;
+        let kv_bytes = if is_host {
+            free.min(HOST_KV_BYTES)
+        } else {
+            free
+        };
+        let kv_tokens = kv_bytes / plan.kv_page_bytes.max(1) * page;
+        let context_length = draft.info().context_length.next_multiple_of(page as u32);
+        let most = SERVED_TOKENS.min(u64::from(SERVED_SEQUENCES) * u64::from(context_length));
+        Ok(options.kv_tokens(kv_tokens.clamp(page, most.max(page))))
+    }
+
+    /// Sizes of the engine, and what its KV cache holds.
+    pub fn info(&self) -> Result<EngineInfo> {
+        let computer = lock(&self.shared.computer);
+        let engine = computer.engine.as_ref().ok_or_else(|| {
+            let message = "the engine of the draft model has failed";
+            Error::new(ErrorKind::NotAvailable, message)
+        })?;
+        engine.info()
+    }
+}
+
+impl Clone for ModelDraft {
+    fn clone(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+            text: Arc::default(),
+        }
+    }
+}
+
+impl Draft for ModelDraft {
+    fn begin(&mut self, _: &[Token], _: &[Token]) {}
+
+    fn draft(&mut self, tokens: &[Token], limit: usize, drafts: &mut Vec<Token>) {
+        let state = lock(&self.text).state;
+        if state == State::Idle {
+            self.prepare(tokens, limit);
+        }
+        if state != State::Computed {
+            lock(&self.shared.computer).compute(&self.shared.has_failed);
+        }
+        let text = &mut *lock(&self.text);
+        let known = text.guesses.iter().take(limit);
+        drafts.extend(known.take_while(|&&token| token < self.shared.vocabulary_size));
+        text.guesses.clear();
+        text.state = State::Idle;
+    }
+
+    /// Whether there was room for its sequence, and the engine has not failed.
+    fn is_computed(&self) -> bool {
+        !self.shared.has_failed.load(Relaxed) && !lock(&self.text).lacks_room
+    }
+
+    fn prepare(&mut self, tokens: &[Token], limit: usize) {
+        let mut text = lock(&self.text);
+        let pairs = text.held.iter().zip(tokens);
+        let common = pairs.take_while(|(held, token)| held == token).count();
+        // The last token is computed to guess the next.
+        let kept = common.min(tokens.len().saturating_sub(1));
+        text.held.truncate(kept);
+        text.missing.clear();
+        text.missing.extend_from_slice(&tokens[kept..]);
+        text.limit = limit;
+        text.guesses.clear();
+        let before = std::mem::replace(&mut text.state, State::Prepared);
+        drop(text);
+        if before != State::Prepared {
+            let mut computer = lock(&self.shared.computer);
+            computer.prepared.push(Arc::downgrade(&self.text));
+        }
+    }
+}
+
+impl fmt::Debug for ModelDraft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelDraft")
+            .field("vocabulary_size", &self.shared.vocabulary_size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Computer {
+    /// Computes what is prepared. The texts get their guesses, or none.
+    fn compute(&mut self, has_failed: &AtomicBool) {
+        let prepared = std::mem::take(&mut self.prepared);
+        let prepared: Vec<_> = prepared.iter().filter_map(Weak::upgrade).collect();
+        let mut texts: Vec<_> = prepared.iter().map(|text| lock(text)).collect();
+        for text in &mut texts {
+            text.state = State::Computed;
+        }
+        let Some(engine) = &mut self.engine else {
+            return;
+        };
+        let mut batch = Batch {
+            engine,
+            info: &self.info,
+            output: &mut self.output,
+        };
+        let Err(error) = batch.run(&mut texts) else {
+            return;
+        };
+        self.engine = None;
+        has_failed.store(true, Relaxed);
+        for text in &mut texts {
+            (text.sequence, text.guesses) = (None, Vec::new());
+        }
+        log::emit(
+            Level::Error,
+            "draft",
+            &format!("the draft model guesses nothing more: {error}"),
+        );
+    }
+}
+
+/// One computation of guesses.
+struct Batch<'a> {
+    engine: &'a mut Engine,
+    info: &'a EngineInfo,
+    output: &'a mut StepOutput,
+}
+
+/// A step in flight, with the text of each row, and whether it samples.
+type InFlight = (Ticket, Vec<(usize, bool)>);
+
+impl Batch<'_> {
+    /// An error is one after which the engine cannot be used.
+    fn run(&mut self, texts: &mut [MutexGuard<'_, Text>]) -> Result<()> {
+        let mut all = self.admit(texts)?;
+        let mut in_flight = VecDeque::new();
+        loop {
+            // The row after one that samples has its token on the device, so that no step waits for the host.
+            while in_flight.len() < 2 {
+                match self.submit(texts, &mut all) {
+                    Ok(Some(step)) => in_flight.push_back(step),
+                    Ok(None) => break,
+                    // Others have taken the pages: there are no more guesses this time.
+                    Err(error) if error.kind() == ErrorKind::OutOfPages => {
+                        for (text, progress) in texts.iter_mut().zip(&mut all) {
+                            (text.lacks_room, progress.has_failed) = (true, true);
+                        }
+                        break;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            let Some((ticket, rows)) = in_flight.pop_front() else {
+                break;
+            };
+            self.engine.wait_into(ticket, None, self.output)?;
+            for (&(text, samples), row) in rows.iter().zip(self.output.rows()) {
+                let progress = &mut all[text];
+                progress.has_failed |= row.status != RowStatus::Ok;
+                if samples && !progress.has_failed {
+                    progress.guesses.extend(row.token);
+                }
+            }
+        }
+        for (text, progress) in texts.iter_mut().zip(all) {
+            text.take(progress)?;
+        }
+        Ok(())
+    }
+
+    /// Gives each text a sequence that holds the beginning of it, if there is room for all of it.
+    fn admit(&mut self, texts: &mut [MutexGuard<'_, Text>]) -> Result<Vec<Progress>> {
+        let info = self.engine.info()?;
+        let mut free_pages = info.kv_free_page_count;
+        let mut free_sequences = info.max_sequences.saturating_sub(info.sequence_count);
+        let mut all = Vec::new();
+        for text in texts {
+            let length = text.held.len() + text.missing.len();
+            // The last guess is not fed.
+            let most = (self.info.max_sequence_tokens as usize + 1).saturating_sub(length);
+            let limit = text.limit.min(most);
+            let pages = |tokens: usize| tokens.div_ceil(PAGE_TOKENS) as u64;
+            let needed = pages(length + limit.saturating_sub(1)) - pages(text.held.len());
+            let has_sequence = text.sequence.is_some();
+            let vocabulary_size = self.engine.model().info().vocabulary_size;
+            let is_known = text.missing.iter().all(|&token| token < vocabulary_size);
+            let is_empty = text.missing.is_empty();
+            let fits = needed <= free_pages && (has_sequence || free_sequences > 0);
+            text.lacks_room = !fits || limit == 0 || is_empty || !is_known;
+            let mut progress = Progress {
+                limit,
+                wanted: text.missing.len(),
+                fed: 0,
+                sampling: 0,
+                guesses: Vec::new(),
+                has_failed: text.lacks_room,
+            };
+            if text.lacks_room {
+                // Others can use its pages.
+                text.sequence = None;
+                text.held.clear();
+            } else {
+                free_pages -= needed;
+                free_sequences -= u32::from(!has_sequence);
+                let kept = text.held.len() as u32;
+                match &text.sequence {
+                    Some(sequence) if sequence.len()? > kept => {
+                        self.engine.truncate(sequence, kept)?;
+                    }
+                    Some(_) => {}
+                    None => text.sequence = Some(self.engine.create_sequence()?),
+                }
+            }
+            if progress.wanted > TOKENS_AHEAD {
+                progress.wanted = progress.wanted.min(self.info.max_batch_tokens as usize);
+                progress.limit = 0;
+            }
+            all.push(progress);
+        }
+        Ok(all)
+    }
+
+    /// The next step. None if all is submitted.
+    fn submit(
+        &mut self,
+        texts: &[MutexGuard<'_, Text>],
+        all: &mut [Progress],
+    ) -> Result<Option<InFlight>> {
+        let greedy = Sampling::greedy();
+        let mut free_tokens = self.info.max_batch_tokens as usize;
+        let (mut step, mut rows, mut fed) = (Step::new(), Vec::new(), Vec::new());
+        for (index, (text, progress)) in texts.iter().zip(&*all).enumerate() {
+            let Some(sequence) = text.sequence.as_ref().filter(|_| !progress.has_failed) else {
+                continue;
+            };
+            let rest = progress.wanted - progress.fed;
+            let count = rest.min(free_tokens);
+            let is_last = count == rest && progress.sampling < progress.limit;
+            if rows.len() == self.info.max_batch_rows as usize
+                || free_tokens == 0
+                || rest == 0 && !is_last
+            {
+                continue;
+            }
+            let row = match rest {
+                0 => Row::feed_sampled(sequence),
+                _ => Row::tokens(sequence, &text.missing[progress.fed..][..count]),
+            };
+            step.push(if is_last { row.sample(&greedy) } else { row });
+            rows.push((index, is_last));
+            fed.push(count);
+            free_tokens -= count.max(1);
+        }
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let ticket = self.engine.submit(&step)?;
+        for (&(index, samples), count) in rows.iter().zip(fed) {
+            all[index].fed += count;
+            all[index].sampling += usize::from(samples);
+        }
+        Ok(Some((ticket, rows)))
+    }
+}
+
+impl Text {
+    /// Notes what its sequence has, and takes the guesses.
+    fn take(&mut self, progress: Progress) -> Result<()> {
+        let Some(sequence) = &self.sequence else {
+            return Ok(());
+        };
+        let length = sequence.len()? as usize;
+        self.held.extend_from_slice(&self.missing[..progress.fed]);
+        self.held.extend_from_slice(&progress.guesses);
+        self.held.truncate(length);
+        self.guesses = progress.guesses;
+        Ok(())
+    }
+}
+
+/// An error names the first difference.
+fn check_vocabulary(draft: &Vocabulary, model: &Vocabulary) -> Result<()> {
+    let differ = |what: String| {
+        let message = format!("the draft model has another vocabulary: {what}");
+        Err(Error::new(ErrorKind::InvalidArgument, message))
+    };
+    let kind = |vocabulary: &Vocabulary, id: usize| {
+        let kind = vocabulary.token_types.get(id).copied();
+        kind.unwrap_or(TokenType::Normal)
+    };
+    let sizes = [draft, model].map(|vocabulary| vocabulary.tokens.len());
+    for id in 0..sizes[0].min(sizes[1]) {
+        let [of_draft, of_model] =
+            [draft, model].map(|vocabulary| (&vocabulary.tokens[id], kind(vocabulary, id)));
+        if of_draft != of_model {
+            return differ(format!(
+                "token {id} is {:?} ({:?}), of {}; in the model it is {:?} ({:?}), of {}",
+                of_draft.0, of_draft.1, sizes[0], of_model.0, of_model.1, sizes[1]
+            ));
+        }
+    }
+    if sizes.contains(&0) && sizes[0] != sizes[1] {
+        return differ(format!(
+            "it has {} tokens, the model {}",
+            sizes[0], sizes[1]
+        ));
+    }
+    let ids = [
+        ("begins a text", draft.bos_id, model.bos_id),
+        ("ends a text", draft.eos_id, model.eos_id),
+        ("ends a turn", draft.eot_id, model.eot_id),
+    ];
+    for (role, of_draft, of_model) in ids {
+        if of_draft != of_model {
+            let name = |id: Option<u32>| id.map_or("none".into(), |id| id.to_string());
+            return differ(format!(
+                "the token that {role} is {}; in the model it is {}",
+                name(of_draft),
+                name(of_model)
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
