@@ -17,7 +17,7 @@
 //! | sequence | [`Sequence`] | the tokens of one conversation; can be forked, truncated and saved; shares pages that have keys |
 //! | step | [`Step`], [`Row`], [`Sampling`], [`StepOutput`] | a batch of tokens in; sampled tokens, log probabilities and logits out |
 //! | scheduler | `scheduler::Scheduler`, `scheduler::Plan` (feature `scheduler`) | decides what each step computes for many requests |
-//! | service | `generate::Service` (features `text` and `scheduler`) | serves many requests at once on one engine |
+//! | service | `generate::Service` (feature `text`) | serves many requests at once on one engine |
 //! | stream | [`Stream`], [`Event`], [`PendingCopy`] | work in order, points in this work, asynchronous copies |
 //! | program | [`Program`], [`KernelCache`] | CUDA C++ that is compiled at run time, and a cache of compiled programs |
 //! | kernel | [`CudaModule`], [`CudaFunction`], [`GpuArg`], [`GpuCompute`] | device code or CPU functions, launched with checked arguments |

@@ -37,7 +37,7 @@ const HOST_KV_BYTES: u64 = 256 << 20;
 /// are wanted. Clones share the engine: each is a source of its own, and guesses that several have
 /// [prepared](Draft::prepare) are computed in the same steps. Dropping a source returns its pages.
 ///
-/// Without room for its sequence a source guesses nothing. After an error of the engine, which is one record of the
+/// Without room for its sequence a source guesses nothing. After an error of the engine, which is one message in the
 /// [log](crate::log), no source guesses anything more.
 ///
 /// ```no_run

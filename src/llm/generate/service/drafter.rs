@@ -11,7 +11,8 @@ use crate::llm::engine::Token;
 use crate::llm::generate::Draft;
 use crate::scheduler::RequestId;
 
-/// What guesses the next tokens of the answers of a service: prompt lookup for example.
+/// What guesses the next tokens of the answers of a service: prompt lookup for example, or a
+/// [draft model](crate::generate::ModelDraft), of which each choice gets a clone.
 ///
 /// ```
 /// use worker_cuda::generate::NgramDraft;
