@@ -307,6 +307,9 @@ fn computed_guesses_are_wanted_as_far_as_they_are_worth_their_time() {
     costs.guess = Duration::from_millis(20);
     scheduler.set_costs(costs);
     assert!(wanted(&mut scheduler).is_empty());
+    // Those that are there are verified, whatever they took.
+    scheduler.propose(id, &[11, 12]);
+    assert_eq!(drafts(scheduler.schedule(ZERO)), [11, 12]);
 }
 
 #[test]

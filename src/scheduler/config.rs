@@ -251,6 +251,14 @@ impl Costs {
         })
     }
 
+    /// The same for guesses that are there already.
+    pub(crate) fn of_computed_guesses(&self) -> Self {
+        Self {
+            guess: Duration::ZERO,
+            ..*self
+        }
+    }
+
     /// Prompt tokens that fit into a step of `target` next to `decode_rows`.
     pub(super) fn prefill_tokens(&self, target: Duration, decode_rows: u32) -> u32 {
         let spare = target

@@ -322,7 +322,8 @@ impl Scheduler {
                 });
             }
         }
-        if !choose(&mut self.candidates, &step, &self.costs) {
+        let costs = self.costs.of_computed_guesses();
+        if !choose(&mut self.candidates, &step, &costs) {
             return;
         }
         let mut budget = Budget {

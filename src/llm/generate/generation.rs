@@ -428,7 +428,8 @@ impl Course {
         if self.in_flight.is_empty() {
             let guesses = self.guesses.tokens();
             let limit = self.draft_room(session, 0).min(guesses.len() as u32);
-            let count = choose_one(&self.guesses, limit, 1.0, &session.costs.costs());
+            let costs = session.costs.costs().of_computed_guesses();
+            let count = choose_one(&self.guesses, limit, 1.0, &costs);
             self.drafts.extend_from_slice(&guesses[..count as usize]);
         }
     }
