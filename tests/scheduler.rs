@@ -1,6 +1,7 @@
 //! The rules of the scheduler by small examples, with exact plans.
 #![cfg(feature = "scheduler")]
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use worker_cuda::scheduler::{
@@ -699,13 +700,7 @@ fn a_request_waits_while_another_row_computes_its_next_page() {
     let mut config = small();
     config.token_budget = 8;
     let mut scheduler = scheduler(config);
-    let tokens = prompt(1, 18);
-    let mut request = Request::new(&tokens);
-    request.max_tokens = Some(3);
-    let mut ids = Vec::new();
-    scheduler
-        .submit_copies(&request, 2, ZERO, &mut ids)
-        .unwrap();
+    let ids = [1, 1].map(|family| submit(&mut scheduler, family, 18, 3));
     let other_tenants_tokens = prompt(2, 3);
     let mut other = Request::new(&other_tenants_tokens);
     (other.max_tokens, other.tenant) = (Some(1), 1);
@@ -715,7 +710,7 @@ fn a_request_waits_while_another_row_computes_its_next_page() {
     let second = scheduler.schedule(ZERO).clone();
     assert_eq!(rows(&second), [(ids[0], 8, 8, false)]);
     apply(&mut scheduler, &first, 7);
-    // 16 tokens are computed or in flight. The copy waits for page 2; another tenant does not.
+    // 16 tokens are computed or in flight. The second request waits for page 2; another tenant does not.
     let other = scheduler.submit(&other, ZERO).unwrap();
     let third = scheduler.schedule(ZERO).clone();
     assert_eq!(rows(&third), [(ids[0], 16, 2, true), (other, 0, 3, true)]);
@@ -737,13 +732,7 @@ fn a_request_waits_while_another_row_computes_its_next_page() {
 #[test]
 fn a_request_that_waited_in_a_plan_without_rows_is_in_the_next() {
     let mut scheduler = scheduler(small());
-    let tokens = prompt(1, 9);
-    let mut request = Request::new(&tokens);
-    request.max_tokens = Some(1);
-    let mut ids = Vec::new();
-    scheduler
-        .submit_copies(&request, 2, ZERO, &mut ids)
-        .unwrap();
+    let ids = [1, 1].map(|family| submit(&mut scheduler, family, 9, 1));
     let first = scheduler.schedule(ZERO).clone();
     assert_eq!(rows(&first), [(ids[0], 0, 9, true)]);
     // Nothing else is left of the first request, and the second waits for its pages.
@@ -751,6 +740,200 @@ fn a_request_that_waited_in_a_plan_without_rows_is_in_the_next() {
     apply(&mut scheduler, &first, 7);
     let second = scheduler.schedule(ZERO).clone();
     assert_eq!(rows(&second), [(ids[1], 8, 1, true)]);
+}
+
+// ---- Copies ----
+
+/// Copies of a request of family 1.
+fn submit_copies(
+    scheduler: &mut Scheduler,
+    length: u32,
+    max_tokens: u32,
+    copies: u32,
+) -> Vec<RequestId> {
+    let tokens = prompt(1, length);
+    let mut request = Request::new(&tokens);
+    request.max_tokens = Some(max_tokens);
+    let mut ids = Vec::new();
+    scheduler
+        .submit_copies(&request, copies, ZERO, &mut ids)
+        .unwrap();
+    ids
+}
+
+/// The forks of a plan: (request, sequence of the parent, tokens).
+fn forks(plan: &Plan) -> Vec<(RequestId, u32, u32)> {
+    let forks = plan.forks().iter();
+    forks
+        .map(|fork| (fork.request, fork.parent, fork.token_count))
+        .collect()
+}
+
+#[test]
+fn copies_are_forks_of_the_first_and_compute_the_last_token_of_the_prompt() {
+    let mut scheduler = scheduler(small());
+    let ids = submit_copies(&mut scheduler, 18, 1, 3);
+
+    let first = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&first), [(ids[0], 0, 16, false)]);
+    let second = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&second), [(ids[0], 16, 2, true)]);
+    apply(&mut scheduler, &first, 7);
+    // The prompt's end is in flight, and the first copy ends with it.
+    let third = scheduler.schedule(ZERO).clone();
+    let parent = first.rows()[0].sequence;
+    assert_eq!(forks(&third), [(ids[1], parent, 17), (ids[2], parent, 17)]);
+    assert_eq!(rows(&third), [(ids[1], 17, 1, true), (ids[2], 17, 1, true)]);
+    let stats = scheduler.stats();
+    assert_eq!(stats.held_pages, 4 + 3, "four shared, one each");
+    assert_eq!((stats.queried_tokens, stats.cached_tokens), (54, 34));
+    apply(&mut scheduler, &second, 7);
+    apply(&mut scheduler, &third, 7);
+    assert!(scheduler.is_idle());
+}
+
+#[test]
+fn a_prompt_is_computed_once_for_all_copies_with_and_without_the_cache() {
+    for page_sharing in [PageSharing::None, PageSharing::Cached] {
+        for (length, copies, max_tokens) in
+            (1..=21).flat_map(|length| [(length, 2, 0), (length, 4, 1), (length, 16, 3)])
+        {
+            let mut config = small();
+            (config.page_sharing, config.max_sequences) = (page_sharing, 16);
+            config.token_budget = 20;
+            let mut scheduler = scheduler(config);
+            submit_copies(&mut scheduler, length, max_tokens, copies);
+
+            let (mut in_flight, mut computed) = (VecDeque::new(), 0);
+            while !scheduler.is_idle() {
+                let plan = scheduler.schedule(ZERO).clone();
+                let rows = plan.rows().iter();
+                let prompts = rows.filter(|row| row.first_position < length);
+                computed += prompts.map(|row| row.token_count).sum::<u32>();
+                let waits = plan.rows().is_empty();
+                in_flight.extend((!waits).then_some(plan));
+                if waits || in_flight.len() == 2 {
+                    let plan = in_flight.pop_front().expect("a step in flight");
+                    apply(&mut scheduler, &plan, 7);
+                }
+                scheduler.audit().unwrap();
+            }
+
+            assert_eq!(
+                computed,
+                length + copies - 1,
+                "{copies} copies of {length} tokens, {page_sharing:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn forks_lose_what_the_row_in_flight_does_not_compute() {
+    let mut scheduler = scheduler(small());
+    let ids = submit_copies(&mut scheduler, 18, 3, 2);
+    let first = scheduler.schedule(ZERO).clone();
+    let second = scheduler.schedule(ZERO).clone();
+    apply(&mut scheduler, &first, 7);
+    let third = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&third), [(ids[0], 18, 1, true), (ids[1], 17, 1, true)]);
+
+    let mut report = |plan: &Plan, outcomes: &[RowOutcome]| {
+        let outcome = StepOutcome::Done(outcomes);
+        let events = scheduler.apply(plan.step(), outcome, ZERO).unwrap().count();
+        scheduler.audit().unwrap();
+        (events, scheduler.stats().held_pages)
+    };
+    assert_eq!(report(&second, &[RowOutcome::Held]).1, 4);
+    report(&third, &[RowOutcome::Skipped; 2]);
+
+    let fourth = scheduler.schedule(ZERO).clone();
+    assert_eq!(
+        rows(&fourth),
+        [(ids[0], 16, 2, true), (ids[1], 16, 2, true)]
+    );
+    assert_eq!(forks(&fourth), []);
+}
+
+#[test]
+fn forks_keep_the_pages_of_a_parent_that_is_cancelled_and_share_them() {
+    let mut scheduler = scheduler(small());
+    let ids = submit_copies(&mut scheduler, 13, 3, 2);
+    let first = scheduler.schedule(ZERO).clone();
+    let second = scheduler.schedule(ZERO).clone();
+    assert_eq!(forks(&second), [(ids[1], 0, 12)]);
+    scheduler.cancel(ids[0]);
+    apply(&mut scheduler, &first, 7);
+
+    // The fork publishes what the parent has computed, and another request finds it.
+    let other = submit(&mut scheduler, 1, 13, 1);
+    let third = scheduler.schedule(ZERO).clone();
+    let publish = third.publishes()[0];
+    let fork = second.forks()[0].sequence;
+    assert_eq!((publish.sequence, publish.keys.len()), (fork, 3));
+    assert_eq!(rows(&third), [(ids[1], 13, 1, true), (other, 12, 1, true)]);
+}
+
+#[test]
+fn a_copy_that_began_while_the_first_was_paused_is_the_parent() {
+    let mut scheduler = scheduler(small());
+    let ids = submit_copies(&mut scheduler, 6, 2, 3);
+    scheduler.pause(ids[0], ZERO);
+    let first = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&first), [(ids[1], 0, 6, true)]);
+    scheduler.resume(ids[0]);
+
+    let second = scheduler.schedule(ZERO).clone();
+
+    let parent = first.rows()[0].sequence;
+    assert_eq!(forks(&second), [(ids[0], parent, 5), (ids[2], parent, 5)]);
+}
+
+#[test]
+fn a_copy_forks_no_row_that_is_held_and_computes_the_prompt_if_no_other_does() {
+    let mut scheduler = scheduler(small());
+    let ids = submit_copies(&mut scheduler, 18, 3, 2);
+    let first = scheduler.schedule(ZERO).clone();
+    scheduler.allow_late(ids[0], 0);
+    let second = scheduler.schedule(ZERO).clone();
+    assert!(second.rows()[0].is_late);
+    scheduler.hold(ids[0]);
+    apply(&mut scheduler, &first, 7);
+    assert!(scheduler.schedule(ZERO).rows().is_empty());
+
+    let held = StepOutcome::Done(&[RowOutcome::Held]);
+    scheduler.apply(second.step(), held, ZERO).unwrap();
+
+    let third = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&third), [(ids[1], 16, 2, true)]);
+    assert_eq!(forks(&third), []);
+}
+
+#[test]
+fn a_first_copy_without_cache_computes_every_position() {
+    let mut scheduler = scheduler(small());
+    let tokens = prompt(1, 6);
+    let mut request = Request::new(&tokens);
+    (request.max_tokens, request.use_cache) = (Some(2), false);
+    let mut ids = Vec::new();
+    scheduler
+        .submit_copies(&request, 3, ZERO, &mut ids)
+        .unwrap();
+    scheduler.pause(ids[0], ZERO);
+    let first = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&first), [(ids[1], 0, 6, true)]);
+    scheduler.resume(ids[0]);
+
+    let second = scheduler.schedule(ZERO).clone();
+
+    assert_eq!(
+        rows(&second),
+        [
+            (ids[1], 6, 1, true),
+            (ids[0], 0, 6, true),
+            (ids[2], 5, 1, true)
+        ]
+    );
 }
 
 #[test]

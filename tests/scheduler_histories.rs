@@ -139,7 +139,7 @@ fn submissions() -> impl Strategy<Value = Submission> {
         0..3u32,
         0..=MAX_PRIORITY,
         0..2u32,
-        prop_oneof![5 => Just(1), 1 => 2..4u32],
+        prop_oneof![5 => Just(1), 3 => 2..6u32],
     );
     let rest = (
         prop::bool::weighted(0.9),
@@ -188,10 +188,14 @@ fn ops() -> impl Strategy<Value = Op> {
 #[derive(Debug)]
 struct Seen {
     submission: Submission,
+    /// Requests of one submission, as many as had been submitted before it.
+    group: usize,
     /// Time of submission, and a second for each level of its priority.
     rank: Duration,
     text: Vec<Token>, // prompt and generated tokens
     sequence: Option<u32>,
+    /// The request whose sequence it was forked from, through other forks of the same plan.
+    source: Option<RequestId>,
     started: bool,
     paused: bool,
     /// Tokens that it may have generated, and how many that are being sampled are past them.
@@ -229,6 +233,7 @@ struct World<E> {
     fail_step: bool,
     step_after_fault: bool,
     save_count: u32,
+    fork_count: u32,
     plans: Vec<Plan>,
 }
 
@@ -346,6 +351,7 @@ impl<E: TestEngine> World<E> {
             fail_step: false,
             step_after_fault: false,
             save_count: 0,
+            fork_count: 0,
             plans: Vec::new(),
         }
     }
@@ -461,12 +467,15 @@ impl<E: TestEngine> World<E> {
             return;
         }
         assert_eq!(ids.len(), submission.copies as usize);
+        let group = self.order.len();
         for id in ids {
             let seen = Seen {
                 submission: submission.clone(),
+                group,
                 rank: self.now + Duration::from_secs(submission.priority.into()),
                 text: prompt.clone(),
                 sequence: None,
+                source: None,
                 started: false,
                 paused: false,
                 allowed: submission.allowed.unwrap_or(u32::MAX),
@@ -516,6 +525,7 @@ impl<E: TestEngine> World<E> {
         );
         let events = self.scheduler.events().collect();
         let started = self.take_events(events, None);
+        self.check_forks(&plan);
         self.check_order(&started, &plan);
         self.check_rows(&plan);
         self.check_drafts(&plan);
@@ -575,10 +585,13 @@ impl<E: TestEngine> World<E> {
             let computes = |other: &RequestId| self.seen[other].submission.salt == salt;
             // Another row may compute its next page.
             let shares = seen.submission.use_cache && self.setup.page_sharing != PageSharing::None;
-            seen.rows_in_flight > 0 || shares && rows.iter().any(computes)
+            let is_copy = |other: &RequestId| self.seen[other].group == seen.group;
+            let waits = |other: &RequestId| is_copy(other) || shares && computes(other);
+            seen.rows_in_flight > 0 || rows.iter().any(waits)
         };
         let waits = |seen: &Seen| {
-            let is_allowed = seen.generated() < seen.allowed;
+            let is_allowed =
+                seen.submission.max_tokens == Some(0) || seen.generated() < seen.allowed;
             seen.ended.is_none() && !seen.paused && is_allowed
         };
         let level = |seen: &Seen| {
@@ -606,6 +619,31 @@ impl<E: TestEngine> World<E> {
                     assert!(is_blocked, "{id:?} overtook {other_id:?}");
                 }
             }
+        }
+    }
+
+    /// A fork is a copy of the request that has its parent, and lacks the last token of their prompt.
+    fn check_forks(&mut self, plan: &Plan) {
+        let admitted = plan.admissions().iter();
+        let admitted = admitted.map(|admission| (admission.sequence, admission.request));
+        let restored = plan.restores().iter();
+        let restored = restored.map(|restore| (restore.sequence, restore.request));
+        let seen = self.seen.iter();
+        let running = seen.filter_map(|(id, seen)| Some((seen.sequence?, *id)));
+        // Which request each sequence is, or is forked from.
+        let mut sources: HashMap<_, _> = running.chain(admitted).chain(restored).collect();
+        for fork in plan.forks() {
+            let source = sources[&fork.parent];
+            let group = self.seen[&source].group;
+            let seen = self.seen.get_mut(&fork.request).unwrap();
+            assert_ne!(source, fork.request);
+            assert_eq!((group, 0), (seen.group, seen.generated()));
+            assert_eq!(fork.token_count + 1, seen.submission.prompt_tokens);
+            let is_first = self.order[group] == fork.request;
+            assert!(!is_first || seen.submission.use_cache);
+            seen.source = Some(source);
+            sources.insert(fork.sequence, source);
+            self.fork_count += 1;
         }
     }
 
@@ -720,7 +758,9 @@ impl<E: TestEngine> World<E> {
             .restores()
             .iter()
             .map(|restore| (restore.request, restore.sequence));
-        for (request, sequence) in admitted.chain(restored) {
+        let forked = plan.forks().iter();
+        let forked = forked.map(|fork| (fork.request, fork.sequence));
+        for (request, sequence) in admitted.chain(restored).chain(forked) {
             let seen = self.seen.get_mut(&request).unwrap();
             assert_eq!(seen.sequence.replace(sequence), None);
             seen.excused = false;
@@ -790,12 +830,19 @@ impl<E: TestEngine> World<E> {
             }
             seen.rows_in_flight -= 1;
             seen.sampling -= u32::from(row.samples);
-            let is_repeated =
-                is_dropped || !matches!(outcome, RowOutcome::Ok(_) | RowOutcome::Drafted { .. });
+            let has_failed = !matches!(outcome, RowOutcome::Ok(_) | RowOutcome::Drafted { .. });
+            let is_repeated = is_dropped || has_failed;
             seen.excused = seen.rows_in_flight > 0 && (seen.excused || is_repeated);
             let is_prompt = row.token_count > 1 || tokens[&row.request] == 0;
             if is_prompt && is_repeated {
                 seen.caught_up = false; // it is repeated
+            }
+            let forks = self.in_flight.iter().flat_map(Plan::forks);
+            for fork in forks.filter(|_| has_failed) {
+                let seen = self.seen.get_mut(&fork.request).unwrap();
+                if seen.source == Some(row.request) && row.first_position < fork.token_count {
+                    (seen.excused, seen.caught_up) = (true, false);
+                }
             }
         }
         self.take_events(events, Some((&plan, &outcomes)));
@@ -824,6 +871,7 @@ impl<E: TestEngine> World<E> {
                     assert!(cached_tokens < seen.submission.prompt_tokens);
                     assert!(
                         cached_tokens == 0
+                            || seen.submission.copies > 1
                             || seen.submission.use_cache
                                 && self.setup.page_sharing != PageSharing::None
                     );

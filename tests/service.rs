@@ -10,7 +10,7 @@ use worker_cuda::generate::service::*;
 use worker_cuda::generate::{self, FinishReason, Service, Session};
 use worker_cuda::scheduler::{Plan, Refusal, Salt};
 use worker_cuda::{
-    Backend, BackendInstance, ErrorKind, Gguf, KvType, LateRow, Model, Purpose, Token,
+    Backend, BackendInstance, ErrorKind, Gguf, KvType, LateRow, Model, Purpose, Sampling, Token,
 };
 
 use models::{tiny, tiny_path};
@@ -599,7 +599,7 @@ fn requests_share_the_pages_of_their_prompt_also_with_ended_ones_and_not_across_
 
     let answer = collect(service.submit(&request).unwrap());
 
-    assert_eq!(answer.cached, [0, 128, 128, 128]);
+    assert_eq!(answer.cached, [0, 135, 135, 135], "forks of the first");
     for (choice, tokens) in (0..).zip(&answer.tokens) {
         let mut alone = self::request(7);
         alone.sampling.seed += choice;
@@ -613,6 +613,50 @@ fn requests_share_the_pages_of_their_prompt_also_with_ended_ones_and_not_across_
         (vec![128], &answer.tokens[0])
     );
     finish(service);
+}
+
+/// Choices are forks of the first, also of one that ends with its first token, and get the texts of separate requests.
+#[test]
+fn choices_compute_their_prompt_once_and_one_token_each() {
+    let (model, options) = (tiny(), engine_options());
+    let service = Service::with_tokenizer(&model, &options, tokenizer(), Options::default());
+    let service = service.unwrap();
+    let alone = Service::with_tokenizer(&model, &options, tokenizer(), Options::default());
+    let alone = alone.unwrap();
+    // One page less 4, one and 15 more, two and 7, three in two steps.
+    for (number, max_tokens) in [(3, 1), (4, 40), (7, 1), (7, 40), (10, 2)] {
+        let mut request = request(number);
+        (request.max_tokens, request.choices) = (Some(max_tokens), 4);
+        request.sampling = Sampling::with_temperature(0.9, 5);
+        request.salt = Salt::new(&[0; 32], b"", &max_tokens.to_le_bytes());
+        let before = service.stats();
+
+        let answer = collect(service.submit(&request).unwrap());
+
+        let after = service.stats();
+        let prompts = after.prompt_tokens - before.prompt_tokens;
+        let found = after.cached_tokens - before.cached_tokens;
+        let length = prompt(number).len() as u64;
+        assert_eq!((prompts, prompts - found), (4 * length, length + 3));
+        let usage = answer.usage();
+        assert_eq!(
+            (usage.prompt_tokens, usage.cached_tokens),
+            (length as u32, 0)
+        );
+        for (choice, tokens) in (0..).zip(&answer.tokens) {
+            let mut one = request.clone();
+            (one.choices, one.sampling.seed) = (1, 5 + choice);
+            one.salt = Salt::new(
+                &[1; 32],
+                b"",
+                &[number as u8, max_tokens as u8, choice as u8],
+            );
+            let separate = collect(alone.submit(&one).unwrap());
+            assert_eq!((&separate.tokens[0], separate.cached[0]), (tokens, 0));
+        }
+    }
+    finish(service);
+    finish(alone);
 }
 
 /// The scheduler's count of pages is the engine's: a step that lacked a page would be a fault, and a page

@@ -6,7 +6,7 @@ use std::vec::Drain;
 use super::table::State;
 use super::{
     ApplyError, EndReason, Event, EventKind, PageSharing, Publish, RowInFlight, RowOutcome,
-    Scheduler, Span, StepOutcome, Token, Truncation,
+    Scheduler, Span, Step, StepOutcome, Token, Truncation,
 };
 
 /// Late masks in a row that end a request.
@@ -40,6 +40,7 @@ impl Scheduler {
         match outcome {
             StepOutcome::Done(outcomes) => {
                 let step = self.in_flight.remove(0);
+                self.complete_forks(&step, outcomes);
                 for (at, (row, &outcome)) in step.rows.iter().zip(outcomes).enumerate() {
                     let drafts = &step.drafts[row.drafts.start as usize..][..row.drafts.len()];
                     self.apply_row(at as u32, row, drafts, outcome);
@@ -92,6 +93,26 @@ impl Scheduler {
             }
         }
         Ok(())
+    }
+
+    /// Forks that were made while this step was in flight have what it computed, or have lost it.
+    fn complete_forks(&mut self, step: &Step, outcomes: &[RowOutcome]) {
+        for at in 0..self.running.len() {
+            let index = self.running[at];
+            let entry = &mut self.entries[index as usize];
+            let Some(borrowed) = entry.borrowed.take() else {
+                continue;
+            };
+            let (admission, kept) = (entry.admission, entry.prompt_tokens - 1);
+            let mut rows = step.rows.iter().zip(outcomes);
+            let row = rows.find(|(row, _)| row.request == borrowed.request);
+            if let Some((_, RowOutcome::Ok(_) | RowOutcome::Drafted { .. })) = row {
+                // The request of the row may have ended.
+                self.publish(index, admission, borrowed.first_position, kept);
+            } else {
+                self.roll_back_to(index, borrowed.first_position);
+            }
+        }
     }
 
     fn apply_row(&mut self, at: u32, row: &RowInFlight, drafts: &[Token], outcome: RowOutcome) {
@@ -151,7 +172,7 @@ impl Scheduler {
         let (mut first, mut end) = (row.first_position, row.first_position + row.token_count);
         let drafts = row.drafts.len() as u32;
         for (offset, token) in (0..).zip(held.iter().copied().map(Some).chain([last])) {
-            self.publish(index, row, first, end);
+            self.publish(index, row.admission, first, end);
             self.take_token(index, (at, offset, drafts), token);
             if drafts == 0 || self.find(row.request).is_none() {
                 return;
@@ -174,14 +195,14 @@ impl Scheduler {
         }
     }
 
-    /// Makes the pages that a row has filled shareable, if the request still has the sequence.
-    fn publish(&mut self, index: u32, row: &RowInFlight, first: u32, end: u32) {
+    /// Makes the pages that a row has filled shareable, if the request still has the sequence of this admission.
+    fn publish(&mut self, index: u32, admission: u32, first: u32, end: u32) {
         let page_tokens = self.config.page_tokens;
         let entry = &mut self.entries[index as usize];
         let State::Running(sequence) = entry.state else {
             return;
         };
-        if entry.admission != row.admission || self.config.page_sharing == PageSharing::None {
+        if entry.admission != admission || self.config.page_sharing == PageSharing::None {
             return;
         }
         for page in first / page_tokens..end / page_tokens {
@@ -289,9 +310,14 @@ impl Scheduler {
         if let Some(saved) = &mut entry.saved {
             saved.tokens = saved.tokens.min(row.first_position);
         }
+        self.roll_back_to(index, row.first_position);
+    }
+
+    fn roll_back_to(&mut self, index: u32, position: u32) {
+        let entry = &mut self.entries[index as usize];
         if let State::Running(sequence) = entry.state {
             entry.is_rolled_back = entry.rows_in_flight > 0;
-            entry.computed = entry.computed.min(row.first_position);
+            entry.computed = entry.computed.min(position);
             let computed = entry.computed;
             self.trim(sequence, computed);
         }

@@ -72,7 +72,7 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PageSharing {
-    /// None.
+    /// None, except by [forks](super::Plan::forks).
     #[default]
     None,
     /// All, also those without an owner: the engine finds pages by their keys.

@@ -62,8 +62,8 @@
 //! waiting. Tenants that wait at the same priority take turns, weighted by the tokens computed for them.
 //! Requests of one tenant at one priority are admitted in order of arrival. The request that is next to be
 //! admitted waits until its pages are free, and no other request overtakes it. There is one exception: if
-//! another row computes the request's next page in the same step, the request waits for one step, and other
-//! tenants continue.
+//! another row computes the request's next page in the same step, or the prompt of which the request is a copy, the
+//! request waits for one step, and other tenants continue.
 //!
 //! **Pages.** A request is admitted if 3 % of all pages stay free after the pages of its prompt, without
 //! those in the cache, are taken. If sequences grow and no page is free, sequences are preempted: paused
@@ -81,6 +81,19 @@
 //! planned, as a late one: the caller finds out how that token is drawn while the row is computed. A late row whose
 //! time is over before that is [held](Scheduler::hold) and repeated.
 //!
+//! **Copies.** A request may be submitted [several times](Scheduler::submit_copies), to sample several answers. One copy
+//! computes the prompt, chunk by chunk, and the others wait for it. In the step after its last chunk they become
+//! [forks](Plan::forks) of its sequence up to the last token of the prompt, and compute this token again, because each
+//! samples from its logits. A fork shares the full pages and takes one more page:
+//!
+//! ```text
+//! first copy   | page 0 | page 1 | 2: tokens 128 to 140, then its own |     prompt of 141 tokens
+//! a fork       | page 0 | page 1 | copy of 128 to 139, 140 again, then its own |
+//! ```
+//!
+//! That step may be planned while the last chunk is in flight. If the chunk does not end well, the forks lose what it
+//! should have computed, like the first copy.
+//!
 //! **Faults.** If a step fails, all running requests are computed again, once. Their events then continue
 //! where they stopped.
 
@@ -94,7 +107,7 @@ pub use self::drafts::MAX_DRAFTS;
 pub(crate) use self::drafts::{Guesses, choose_one};
 pub use self::event::{ApplyError, End, EndReason, Event, EventKind, RowOutcome, StepOutcome};
 pub use self::keys::{PageKey, Salt};
-pub use self::plan::{Admission, Plan, Publish, Restore, Row, Save, Span, Truncation};
+pub use self::plan::{Admission, Fork, Plan, Publish, Restore, Row, Save, Span, Truncation};
 pub use self::request::{MAX_PRIORITY, MAX_STOP_TOKENS, Refusal, Request, RequestId};
 
 use self::drafts::Candidate;
@@ -229,7 +242,7 @@ pub struct Stats {
     pub refused: u64,
     /// Prompt tokens looked up in the cache so far, and those found.
     pub queried_tokens: u64,
-    /// Prompt tokens found in the cache so far.
+    /// Prompt tokens found in the cache, or in the sequence of a copy, so far.
     pub cached_tokens: u64,
     /// Draft tokens that were verified so far.
     pub draft_tokens: u64,
@@ -293,6 +306,7 @@ impl Scheduler {
             plan.dropped_saves.reserve(2 * sequences);
             plan.admissions.reserve(sequences);
             plan.restores.reserve(sequences);
+            plan.forks.reserve(sequences);
             plan.rows.reserve(sequences);
             plan.tokens.reserve(tokens);
             plan.keys.reserve(2 * pages);
@@ -314,11 +328,13 @@ impl Scheduler {
     pub fn submit(&mut self, request: &Request<'_>, now: Duration) -> Result<RequestId, Refusal> {
         let now = self.advance(now);
         self.check(request, 1, now)?;
-        Ok(self.insert(request, now))
+        Ok(self.insert(request, self.next_serial, now))
     }
 
-    /// Accepts a request `copies` times, or not at all; appends their ids to `ids`. The copies share the
-    /// pages of their prompt: one of them computes it.
+    /// Accepts a request `copies` times, or not at all; appends their ids to `ids`. One of them computes the prompt; the
+    /// others [fork](Plan::forks) its sequence and compute the prompt's last token only. If that is not possible because
+    /// it was preempted or has ended, they compute what the cache lacks. Without [`Request::use_cache`] the first copy
+    /// computes every position in any case.
     pub fn submit_copies(
         &mut self,
         request: &Request<'_>,
@@ -328,8 +344,9 @@ impl Scheduler {
     ) -> Result<(), Refusal> {
         let now = self.advance(now);
         self.check(request, copies, now)?;
+        let first_copy = self.next_serial;
         for _ in 0..copies {
-            let id = self.insert(request, now);
+            let id = self.insert(request, first_copy, now);
             ids.push(id);
         }
         Ok(())
@@ -516,7 +533,18 @@ impl Scheduler {
                 owners[page as usize] += 1;
             }
         }
-        self.pool.audit(&owners)?;
+        for &index in &self.running {
+            let entry = &self.entries[index as usize];
+            let is_full = entry.computed.is_multiple_of(self.config.page_tokens);
+            if let (false, State::Running(sequence)) = (is_full, entry.state) {
+                let at = (entry.computed / self.config.page_tokens) as usize;
+                let page = self.sequences[sequence as usize].pages[at];
+                if owners[page as usize] > 1 {
+                    return Err(format!("page {page} can be written and has two owners"));
+                }
+            }
+        }
+        self.pool.audit(&owners, !self.in_flight.is_empty())?;
         let live = self
             .entries
             .iter()
@@ -651,7 +679,7 @@ impl Scheduler {
         }
     }
 
-    fn insert(&mut self, request: &Request<'_>, now: Duration) -> RequestId {
+    fn insert(&mut self, request: &Request<'_>, first_copy: u64, now: Duration) -> RequestId {
         let index = self.free_entries.pop().unwrap_or_else(|| {
             self.entries.push(Entry::free());
             self.free_entries.reserve(self.entries.len());
@@ -669,6 +697,7 @@ impl Scheduler {
             generation: entry.generation.wrapping_add(1),
             state: State::Queued,
             serial: self.next_serial,
+            first_copy,
             tenant: request.tenant,
             priority: request.priority,
             rank: now.saturating_add(AGEING * u32::from(request.priority)),

@@ -32,6 +32,7 @@ pub struct Plan {
     pub(super) dropped_saves: Vec<RequestId>,
     pub(super) admissions: Vec<Admission>,
     pub(super) restores: Vec<Restore>,
+    pub(super) forks: Vec<Fork>,
     pub(super) rows: Vec<Row>,
     pub(super) tokens: Vec<Token>,
     pub(super) keys: Vec<PageKey>,
@@ -114,6 +115,21 @@ pub struct Restore {
     pub tokens: Span,
 }
 
+/// Creates a sequence from the first tokens of another one. Both share the full pages; the part of a page after them is
+/// copied, because both continue to write there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fork {
+    /// The request.
+    pub request: RequestId,
+    /// Its sequence.
+    pub sequence: u32,
+    /// The sequence that has the tokens. A step in flight may still compute the last of them: if that row does not end
+    /// well, the fork loses them too, and its own row is [skipped](super::RowOutcome::Skipped).
+    pub parent: u32,
+    /// Positions to keep of it; it may have more.
+    pub token_count: u32,
+}
+
 /// Appends tokens to one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -157,6 +173,7 @@ impl Plan {
             dropped_saves,
             admissions,
             restores,
+            forks,
             rows,
             tokens: _,
             keys: _,
@@ -169,6 +186,7 @@ impl Plan {
             && dropped_saves.is_empty()
             && admissions.is_empty()
             && restores.is_empty()
+            && forks.is_empty()
             && rows.is_empty()
     }
 
@@ -212,6 +230,11 @@ impl Plan {
         &self.restores
     }
 
+    /// Sequences to create from others, also from those of the admissions, the restores and earlier forks.
+    pub fn forks(&self) -> &[Fork] {
+        &self.forks
+    }
+
     /// The rows of the step.
     pub fn rows(&self) -> &[Row] {
         &self.rows
@@ -247,6 +270,7 @@ impl Plan {
         self.dropped_saves.clear();
         self.admissions.clear();
         self.restores.clear();
+        self.forks.clear();
         self.rows.clear();
         self.tokens.clear();
         self.keys.clear();

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::drafts::{Candidate, PlainStep, choose};
 use super::pages::Lookup;
 use super::queue::level;
-use super::table::{Saved, State};
+use super::table::{Borrowed, Saved, State};
 use super::{
-    Admission, EndReason, Event, EventKind, PageSharing, Plan, Restore, Row, RowInFlight,
-    STEPS_IN_FLIGHT, Save, Scheduler, Span,
+    Admission, EndReason, Event, EventKind, Fork, PageSharing, Plan, RequestId, Restore, Row,
+    RowInFlight, STEPS_IN_FLIGHT, Save, Scheduler, Span,
 };
 
 /// What a step still has to give to prompts.
@@ -163,7 +163,7 @@ impl Scheduler {
     /// Puts a request that lost its sequence back into the queue, at its old place.
     pub(super) fn enqueue_again(&mut self, index: u32) {
         let entry = &mut self.entries[index as usize];
-        entry.computed = 0;
+        (entry.computed, entry.borrowed) = (0, None);
         entry.is_rolled_back &= entry.rows_in_flight > 0;
         entry.is_held &= entry.rows_in_flight > 0;
         entry.state = State::Parked;
@@ -379,7 +379,13 @@ impl Scheduler {
             }
             let admitted = match entry.saved {
                 Some(saved) => self.restore(index, saved, budget),
-                None => self.admit_from_cache(index, budget),
+                None => match self.fork_source(index) {
+                    Source::None => self.admit_from_cache(index, budget),
+                    Source::Computing => Admitted::WaitsForPage,
+                    Source::Sequence(parent, borrowed) => {
+                        self.fork(index, parent, borrowed, budget)
+                    }
+                },
             };
             match admitted {
                 Admitted::Yes => {}
@@ -471,6 +477,102 @@ impl Scheduler {
             keys: span(key_start, self.plan.keys.len()),
             tokens: span(token_start, self.plan.tokens.len()),
         });
+        self.begin(index, cached);
+        self.plan_first_row(index, pages, unowned, budget);
+        Admitted::Yes
+    }
+
+    /// The sequence of another copy that has the prompt, as far as a fork needs it, when the rows of this step begin.
+    fn fork_source(&self, index: u32) -> Source {
+        let entry = &self.entries[index as usize];
+        let kept = entry.prompt_tokens - 1;
+        let may_fork = entry.use_cache || entry.serial != entry.first_copy;
+        if !may_fork || kept == 0 || entry.generated() > 0 {
+            return Source::None;
+        }
+        let first = (entry.rank, entry.first_copy);
+        let entries = &self.entries;
+        let before = self
+            .running
+            .partition_point(|&other| entries[other as usize].order() < first);
+        let mut source = Source::None;
+        for &other in &self.running[before..] {
+            let copy = &entries[other as usize];
+            let State::Running(sequence) = copy.state else {
+                continue;
+            };
+            if copy.first_copy != entry.first_copy {
+                break;
+            }
+            let request = copy.id(other);
+            let planned = self.plan.rows.iter().find(|row| row.request == request);
+            let length = planned.map_or(copy.computed, |row| row.first_position);
+            if copy.borrowed.is_some() {
+                continue; // what it was forked from in this plan follows
+            }
+            let borrowed = self.in_flight_below(request, kept);
+            // A row that is held is lost already.
+            let is_safe = borrowed.is_none_or(|borrowed| {
+                !copy.is_held
+                    && borrowed
+                        .first_position
+                        .is_multiple_of(self.config.page_tokens)
+            });
+            if length >= kept && is_safe {
+                return Source::Sequence(sequence, borrowed);
+            }
+            if copy.rows_in_flight > 0 {
+                source = Source::Computing;
+            }
+        }
+        source
+    }
+
+    /// The row in flight of a request that computes positions below `position`.
+    fn in_flight_below(&self, request: RequestId, position: u32) -> Option<Borrowed> {
+        let mut rows = self.in_flight.iter().flat_map(|step| &step.rows);
+        let row = rows.find(|row| row.request == request && row.first_position < position)?;
+        Some(Borrowed {
+            request,
+            first_position: row.first_position,
+        })
+    }
+
+    /// Admits a copy as a fork of sequence `parent`.
+    fn fork(
+        &mut self,
+        index: u32,
+        parent: u32,
+        borrowed: Option<Borrowed>,
+        budget: &mut Budget,
+    ) -> Admitted {
+        let room = self.room(1, 1, budget);
+        if room != Admitted::Yes {
+            return room;
+        }
+        let sequence = self.start_sequence(index);
+        let entry = &mut self.entries[index as usize];
+        let kept = entry.prompt_tokens - 1;
+        entry.borrowed = borrowed;
+        self.plan.forks.push(Fork {
+            request: entry.id(index),
+            sequence,
+            parent,
+            token_count: kept,
+        });
+        for at in 0..(kept / self.config.page_tokens) as usize {
+            let page = self.sequences[parent as usize].pages[at];
+            self.pool.share(page);
+            self.sequences[sequence as usize].pages.push(page);
+        }
+        self.begin(index, kept);
+        self.plan_first_row(index, 1, 0, budget);
+        Admitted::Yes
+    }
+
+    /// A sequence without rows has these first positions, which other requests have computed.
+    fn begin(&mut self, index: u32, cached: u32) {
+        let entry = &mut self.entries[index as usize];
         entry.computed = cached;
         entry.charged = entry.charged.max(cached);
         let prompt = entry.prompt_tokens;
@@ -478,8 +580,6 @@ impl Scheduler {
             entry.cached_tokens = cached;
             self.report_start(index, prompt, cached);
         }
-        self.plan_first_row(index, pages, unowned, budget);
-        Admitted::Yes
     }
 
     fn restore(&mut self, index: u32, saved: Saved, budget: &mut Budget) -> Admitted {
@@ -596,11 +696,20 @@ impl Scheduler {
     }
 }
 
+/// What a copy may be a fork of.
+enum Source {
+    None,
+    /// Another copy computes the prompt.
+    Computing,
+    /// This sequence.
+    Sequence(u32, Option<Borrowed>),
+}
+
 /// Whether a request was admitted, or why not.
 #[derive(PartialEq)]
 enum Admitted {
     Yes,
-    /// Another row computes its next page.
+    /// Another row computes its next page, or its prompt for another copy.
     WaitsForPage,
     LacksBudget,
     LacksPages,

@@ -32,12 +32,22 @@ pub(super) struct Saved {
     pub step: u64,
 }
 
+/// Positions of a fork that a row in flight of another request computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Borrowed {
+    pub request: RequestId,
+    /// Where the row begins: on a page boundary.
+    pub first_position: u32,
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub generation: u32,
     pub state: State,
     /// Order of submission.
     pub serial: u64,
+    /// The serial number of its first copy, which may be itself.
+    pub first_copy: u64,
     pub tenant: u32,
     pub priority: u8,
     /// See [`level`](super::queue::level).
@@ -88,6 +98,8 @@ pub(super) struct Entry {
     /// Positions that the tenant has paid for.
     pub charged: u32,
     pub saved: Option<Saved>,
+    /// Until the step in flight when it became a fork is reported.
+    pub borrowed: Option<Borrowed>,
     /// Rows held, one after another.
     pub held_rows: u32,
     pub faults: u32,
@@ -102,6 +114,7 @@ impl Entry {
             generation: 0,
             state: State::Free,
             serial: 0,
+            first_copy: 0,
             tenant: 0,
             priority: 0,
             rank: Duration::ZERO,
@@ -132,6 +145,7 @@ impl Entry {
             cached_tokens: 0,
             charged: 0,
             saved: None,
+            borrowed: None,
             held_rows: 0,
             faults: 0,
             deadline: NEVER,

@@ -37,6 +37,8 @@ struct Sequence {
 
 struct RowInFlight {
     serial: u64,
+    /// Forks that were made since, of what it computes.
+    forks: Vec<u64>,
     first_position: usize,
     /// Positions of the sequence without the drafts that do not hold.
     kept: usize,
@@ -205,8 +207,49 @@ impl SimulatedEngine {
             }
             self.expect_contents(serial, plan.tokens(restore.tokens));
         }
+        for fork in plan.forks() {
+            let salt = salt_of(fork.request);
+            let serial = self.create(fork.request, fork.sequence, salt);
+            self.fork(
+                self.numbers[&fork.parent],
+                serial,
+                fork.token_count as usize,
+            );
+        }
         if !plan.rows().is_empty() {
             self.submit(plan, &mut fault, fails);
+        }
+    }
+
+    /// Fills a sequence with the first `length` positions of another one: shares full pages, copies the rest.
+    fn fork(&mut self, parent: u64, serial: u64, length: usize) {
+        let source = &self.sequences[&parent];
+        assert_eq!(source.salt, self.sequences[&serial].salt);
+        assert!(length <= source.length, "the parent is too short");
+        assert!(!source.has_drafts, "a row with drafts is in flight");
+        let full = length / self.page_tokens;
+        let shared = source.pages[..full].to_vec();
+        let rest: Vec<u64> = (full * self.page_tokens..length)
+            .map(|at| self.read(source, at))
+            .collect();
+        let has_failed = source.has_failed;
+        for &page in &shared {
+            self.pages[page].references += 1;
+        }
+        let fork = self.sequences.get_mut(&serial).unwrap();
+        (fork.length, fork.pages) = (shared.len() * self.page_tokens, shared);
+        for cell in rest {
+            self.append(serial, cell);
+        }
+        for row in self.in_flight.iter_mut().flat_map(|step| &mut step.rows) {
+            assert!(
+                !row.forks.contains(&parent),
+                "a fork of what is not certain"
+            );
+            if row.serial == parent && row.first_position < length {
+                row.forks.push(serial);
+                self.sequences.get_mut(&serial).unwrap().has_failed = has_failed;
+            }
         }
     }
 
@@ -286,6 +329,7 @@ impl SimulatedEngine {
             };
             step.rows.push(RowInFlight {
                 serial,
+                forks: Vec::new(),
                 first_position: row.first_position as usize,
                 kept: (row.first_position + row.token_count + held) as usize,
                 outcome,
@@ -303,10 +347,15 @@ impl SimulatedEngine {
             return (step.number, step.duration, Finished::Failed);
         }
         for row in &step.rows {
+            let has_failed = !matches!(row.outcome, RowOutcome::Ok(_) | RowOutcome::Drafted { .. });
+            for &fork in row.forks.iter().filter(|_| has_failed) {
+                if self.sequences.contains_key(&fork) {
+                    self.truncate(fork, row.first_position);
+                }
+            }
             if !self.sequences.contains_key(&row.serial) {
                 continue;
             }
-            let has_failed = !matches!(row.outcome, RowOutcome::Ok(_) | RowOutcome::Drafted { .. });
             if has_failed {
                 self.truncate(row.serial, row.first_position);
             } else if let RowOutcome::Drafted { token, .. } = row.outcome {

@@ -404,7 +404,9 @@ void Engine::finish(const Ticket& ticket) {
       shorten(*sequence, next);
       sequence->can_feed = can_feed;
     }
-    if (token >= 0 && next == sequence->length() && sequence->can_feed) sequence->sampled = token;
+    // A later row may end there too, if the sequence is a fork that was truncated.
+    if (token >= 0 && next == sequence->length() && sequence->can_feed && pending.empty())
+      sequence->sampled = token;
   }
   in_flight_.pop_front();
 }

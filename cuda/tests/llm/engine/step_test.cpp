@@ -1,6 +1,7 @@
 // The semantics of steps, sequences and forks, through the C interface.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <thread>
 
@@ -185,6 +186,38 @@ TEST_P(Step, a_fork_of_a_fork_that_was_made_in_flight_is_fed_the_same_token) {
   int32_t token = -1;
   ASSERT_OK(wcuda_sequence_tokens_get(grandchild, kPrompt.size(), 1, &token, &error_));
   EXPECT_EQ(token, expected[0]);
+}
+
+TEST_P(Step, a_truncated_fork_made_in_flight_is_fed_what_it_samples_itself) {
+  create_engine(small_options());
+  const std::vector<int32_t> expected = generate(kPrompt, 2);
+  const wcuda_sequence source = create_sequence();
+  const uint64_t first = submit({token_row(source, kPrompt, WCUDA_ROW_SAMPLE)});
+  const wcuda_sequence forked = fork(source);
+  ASSERT_OK(wcuda_sequence_truncate(forked, kPrompt.size() - 1, &error_));
+  const std::vector<int32_t> last = {kPrompt.back()};
+  const float bias = -INFINITY;
+  wcuda_sampling sampling = WCUDA_SAMPLING_INIT;
+  sampling.bias_count = 1;
+  sampling.bias_tokens = &expected[0];
+  sampling.bias_values = &bias;
+  wcuda_row other = token_row(forked, last, WCUDA_ROW_SAMPLE);
+  other.sampling = &sampling;
+
+  const uint64_t second = submit({feed_row(source), other});
+  EXPECT_EQ(wait(first).rows[0].token, expected[0]);
+  const uint64_t third = submit({feed_row(forked)});
+  int32_t token = -1;
+  EXPECT_EQ(wcuda_sequence_tokens_get(forked, kPrompt.size(), 1, &token, &error_),
+            WCUDA_INVALID_STATE)
+      << "the token of the fork is not known before its own step";
+  const StepResult step = wait(second);
+  wait(third);
+
+  EXPECT_EQ(step.rows[0].token, expected[1]);
+  EXPECT_NE(step.rows[1].token, expected[0]);
+  ASSERT_OK(wcuda_sequence_tokens_get(forked, kPrompt.size(), 1, &token, &error_));
+  EXPECT_EQ(token, step.rows[1].token);
 }
 
 TEST_P(Step, truncate_goes_back_in_time) {

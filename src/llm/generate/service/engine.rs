@@ -43,7 +43,7 @@ pub struct EngineLimits {
 }
 
 impl EngineLimits {
-    /// An engine of so many pages of 64 positions, which shares no pages: 64 sequences, 256 tokens a
+    /// An engine of so many pages of 64 positions, which shares pages by forks only: 64 sequences, 256 tokens a
     /// step.
     pub fn new(page_count: u32, vocabulary_size: u32) -> Self {
         Self {

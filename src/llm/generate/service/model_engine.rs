@@ -194,6 +194,12 @@ impl StepEngine for ModelEngine {
                 .restore(engine, &sequence, restore.request, tokens)?;
             self.sequences[restore.sequence as usize] = Some(sequence);
         }
+        for fork in plan.forks() {
+            let parent = self.sequences[fork.parent as usize].as_ref();
+            let sequence = engine.fork(parent.ok_or_else(no_sequence)?)?;
+            engine.truncate(&sequence, fork.token_count)?;
+            self.sequences[fork.sequence as usize] = Some(sequence);
+        }
         if plan.rows().is_empty() {
             return Ok(());
         }

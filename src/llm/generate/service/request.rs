@@ -76,8 +76,9 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// A rule that the answer follows.
     pub constraint: Option<Constrained>,
-    /// Answers to generate, 1 to [`MAX_CHOICES`]. The choices share the pages of the prompt where the
-    /// engine can; each counts as one request in the queue.
+    /// Answers to generate, 1 to [`MAX_CHOICES`]. One choice computes the prompt. The others fork its sequence and
+    /// compute the prompt's last token, or what the cache lacks if no choice is left to fork. Each counts as one request
+    /// in the queue.
     pub choices: u32,
     /// Whether tokens without text of their own (control tokens) are written out.
     pub show_special: bool,

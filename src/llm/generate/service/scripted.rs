@@ -207,6 +207,15 @@ impl StepEngine for ScriptedEngine {
             };
             self.sequences.insert(admission.sequence, sequence);
         }
+        for fork in plan.forks() {
+            let parent = self.sequences.get(&fork.parent).into_iter();
+            let tokens = parent.flat_map(|parent| &parent.tokens).copied();
+            let sequence = Sequence {
+                tokens: tokens.take(fork.token_count as usize).collect(),
+                ..Sequence::default()
+            };
+            self.sequences.insert(fork.sequence, sequence);
+        }
         let sequence_count = self.sequences.len();
         self.control
             .set(|control| control.sequence_count = sequence_count);
