@@ -72,6 +72,7 @@ fn an_engine_is_planned_on_a_model_that_is_loaded() {
     let engine_bytes = whole.kv_bytes + whole.scratch_bytes;
     let context = CudaContext::builder()
         .backend(Backend::Host)
+        .host_threads(2)
         .memory_budget(whole.weights_bytes + 2 * engine_bytes)
         .open()
         .unwrap();
