@@ -1,5 +1,5 @@
-//! `serve` on a device without memory: each allocation of a start fails once. Alone in its file, because it counts the
-//! threads of the process.
+//! `serve` on a device that fails: each allocation of a start, a step, and then everything. Alone in its file, because it
+//! counts the threads of the process.
 
 use serde_json::{Value, json};
 use worker_cuda::generate::Service;
@@ -7,39 +7,48 @@ use worker_cuda::generate::service::{ModelEngine, Options};
 use worker_cuda::{
     Backend, BackendInstance, CudaContext, EngineOptions, ErrorKind, Fault, Gguf, Model, Purpose,
 };
-use worker_orcd::serve::ServedModel;
+use worker_orcd::serve::{Ended, ServedModel};
 
 use http::{Reply, Running};
+use service::Faulty;
 
 #[path = "support/http.rs"]
 mod http;
 #[path = "../../tests/support/models.rs"]
 mod models;
+#[path = "../../tests/support/service.rs"]
+mod service;
 
 fn bytes(context: &CudaContext) -> u64 {
     let memory = context.memory(Purpose::Any).expect("a ledger");
     memory.current_bytes
 }
 
-/// A server of a tiny model.
-fn start(context: &CudaContext) -> worker_cuda::Result<Running> {
+/// A server of a tiny model, whose steps fail after so many, the last first.
+fn start(context: &CudaContext, faults: &[(u32, ErrorKind)]) -> worker_cuda::Result<Running> {
     let model = Model::load(context, &Gguf::open(models::tiny_path())?)?;
     let options = EngineOptions::new().max_sequences(4).max_batch_tokens(128);
-    let engine = ModelEngine::new(&model, &options)?;
+    let engine = Faulty {
+        engine: ModelEngine::new(&model, &options)?,
+        faults: faults.to_vec(),
+    };
     let service = Service::start(engine, None, Options::default())?;
     Ok(Running::of(service, ServedModel::new("tiny")))
 }
 
-fn ask(served: &Running) -> Reply {
-    let body = json!({
+fn request() -> Value {
+    json!({
         "model": "tiny",
         "prompt": [1, 2, 3],
         "max_tokens": 12,
         "temperature": 0,
         "ignore_eos": true,
         "return_token_ids": true,
-    });
-    served.post("/v1/completions", &body)
+    })
+}
+
+fn ask(served: &Running) -> Reply {
+    served.post("/v1/completions", &request())
 }
 
 fn tokens(reply: &Reply) -> Value {
@@ -54,7 +63,7 @@ fn thread_count() -> usize {
 }
 
 #[test]
-fn a_start_that_fails_leaves_nothing_and_requests_allocate_nothing() {
+fn failed_starts_and_requests_faults_and_a_lost_device_leave_nothing() {
     let threads = thread_count();
     let instance = BackendInstance::builder(Backend::Host).with_faults().open();
     let instance = instance.expect("the host is always there");
@@ -64,7 +73,7 @@ fn a_start_that_fails_leaves_nothing_and_requests_allocate_nothing() {
         instance
             .fail(Fault::Allocate, failed + 1)
             .expect("has faults");
-        match start(&context) {
+        match start(&context, &[]) {
             Ok(served) => break served,
             Err(error) => assert_eq!(error.kind(), ErrorKind::OutOfMemory),
         }
@@ -88,7 +97,31 @@ fn a_start_that_fails_leaves_nothing_and_requests_allocate_nothing() {
     );
     assert_eq!(tokens(&ask(&served)), alone);
 
+    let mut endless = request();
+    endless["max_tokens"] = 200.into();
+    endless["stream"] = true.into();
+    let left = served.begin("/v1/completions", &endless);
+    served.wait_for_running(1);
+    drop(left);
+    served.wait_for_running(0);
+    assert_eq!(tokens(&ask(&served)), alone);
+
     drop(served);
+    assert_eq!(bytes(&context), 0);
+
+    // The device cannot be opened again, because it is an instance's.
+    let faults = [(60, ErrorKind::DeviceLost), (5, ErrorKind::DeviceError)];
+    let served = start(&context, &faults).expect("there is memory");
+    let lost = loop {
+        let reply = ask(&served);
+        if reply.status != 200 {
+            break reply;
+        }
+        assert_eq!(tokens(&reply), alone);
+        assert_eq!(served.service.stats().engine_faults, 1);
+    };
+    lost.assert_error(503, "device_lost", None);
+    assert_eq!(served.ended(), Ended::Lost);
     assert_eq!(bytes(&context), 0);
     drop((instance, context));
     while thread_count() > threads {

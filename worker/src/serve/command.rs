@@ -234,10 +234,17 @@ pub fn run(args: &Args) -> Outcome {
     if let Some(failure) = refused.take() {
         return Err(failure);
     }
+    outcome(ended)
+}
+
+fn outcome(ended: Ended) -> Outcome {
     match ended {
         Ended::Drained => Ok(()),
         Ended::Cut(count) => {
-            let message = format!("{count} requests had not ended in time and were cut short");
+            let message = match count {
+                1 => "1 request had not ended in time and was cut short".to_owned(),
+                _ => format!("{count} requests had not ended in time and were cut short"),
+            };
             Err(Failure::with_status(message, CUT))
         }
         Ended::Lost => Err(Failure::with_status("the device is lost", LOST)),
@@ -636,6 +643,8 @@ fn sampling(gguf: &Gguf) -> Outcome<SamplingDefaults> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::ExitCode;
+
     use super::*;
 
     #[test]
@@ -704,6 +713,21 @@ mod tests {
             ),
         ]));
         assert_eq!(unlimited.expect("defaults"), none);
+    }
+
+    #[test]
+    fn each_end_has_its_status() {
+        outcome(Ended::Drained).expect("0");
+        for (ended, status, message) in [
+            (Ended::Lost, 3, "the device is lost"),
+            (Ended::Cut(1), 4, "1 request had not ended"),
+            (Ended::Cut(2), 4, "2 requests had not ended"),
+        ] {
+            let failure = outcome(ended).expect_err(message);
+            assert!(failure.to_string().starts_with(message), "{failure}");
+            let codes = [failure.exit_code(), ExitCode::from(status)];
+            assert_eq!(format!("{:?}", codes[0]), format!("{:?}", codes[1]));
+        }
     }
 
     #[test]
