@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use http::{Reply, request};
 use real_model::real_model;
-use small_model::{LENGTH, model_that_answers, row};
+use small_model::{LENGTH, file_that_answers, model_that_answers, row, write};
 use support::{assert_fails, run, worker};
 
 #[path = "support/http.rs"]
@@ -116,6 +116,37 @@ fn a_real_model_chats_until_sigterm() {
 
 /// Runs the worker with the flags of the older one, up to its callback. Returns where to answer that, its first line,
 /// and its body.
+#[test]
+fn what_the_library_warns_of_is_in_the_log() {
+    let file = file_that_answers("A", None).tensor_f32("left_over.weight", &[32], &[0.0; 32]);
+    let model = write("left_over.gguf", &file);
+    let mut child = worker(&["serve", &model, "--backend", "host", "--port", "0"])
+        .args(["--kv-tokens", "1024"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the worker starts");
+
+    let mut line = String::new();
+    let log = child.stderr.take().expect("is piped");
+    BufReader::new(log).read_line(&mut line).expect("UTF-8");
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+
+    assert_eq!(
+        (&line["level"], &line["part"]),
+        (&json!("warning"), &json!("model"))
+    );
+    assert_eq!(line["message"], "tensor 'left_over.weight' is not used");
+    assert!(line["time"].is_u64(), "{line}");
+    let mut address = String::new();
+    let output = child.stdout.take().expect("is piped");
+    BufReader::new(output)
+        .read_line(&mut address)
+        .expect("UTF-8");
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}
+
 fn callback(model: &str, more: &[&str]) -> (Child, TcpStream, String, Value) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!(

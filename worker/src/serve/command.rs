@@ -12,20 +12,21 @@ use std::time::Duration;
 use serde_json::json;
 use worker_cuda::generate::Service;
 use worker_cuda::generate::service::{self, Drafting, ModelEngine, Pooling};
+use worker_cuda::log::{Level, set_sink};
 use worker_cuda::text::{ChatTemplate, NamedTemplate, Vocabulary};
 use worker_cuda::{
     Backend, ContextInfo, CudaContext, EngineOptions, Gguf, Model, Plan, Progress, Purpose,
 };
 
-use super::app::{DeviceReport, MemoryReport, Options, ServedModel};
+use super::app::{DeviceReport, MemoryReport, Options, ServedModel, unix_seconds};
 use super::keys::Keys;
-use super::log::line_writer;
+use super::log::{RequestLog, line_writer};
 use super::metrics::Metrics;
 use super::models::{LoadModel, Loadable};
 use super::parameters::{MAX_PENALTY_TOKENS, SamplingDefaults};
 use super::server::{Address, Ended, Server, check_address};
 #[cfg(feature = "tls")]
-use super::{app::unix_seconds, tls::Tls};
+use super::tls::Tls;
 use crate::client::{self, Url};
 use crate::failure::{Failure, Outcome};
 use crate::inspect::format_name;
@@ -193,6 +194,9 @@ pub fn run(args: &Args) -> Outcome {
         hangup.each(reload(tls.clone(), options.log.clone()));
     }
     interrupt::install()?;
+    if let Some(log) = &options.log {
+        log_warnings(Arc::clone(log))?;
+    }
     let gguf = load::gguf(path)?;
     let template = template(args, &gguf)?;
     let model = load::model(&args.device, &gguf).map_err(|failure| failure.in_file(path))?;
@@ -461,9 +465,24 @@ impl LoadModel for LoadableFile {
     }
 }
 
+/// What the library warns of becomes lines of the log.
+fn log_warnings(log: Arc<RequestLog>) -> Outcome {
+    set_sink(Level::Warn, move |level, part, message| {
+        let level = if level == Level::Error {
+            "error"
+        } else {
+            "warning"
+        };
+        let line =
+            json!({ "time": unix_seconds(), "level": level, "part": part, "message": message });
+        log(&line.to_string());
+    })?;
+    Ok(())
+}
+
 /// Reads certificate and key again; a failure is a line of the log.
 #[cfg(feature = "tls")]
-fn reload(tls: Tls, log: Option<Arc<super::log::RequestLog>>) -> impl Fn() + Send + 'static {
+fn reload(tls: Tls, log: Option<Arc<RequestLog>>) -> impl Fn() + Send + 'static {
     move || {
         if let (Err(message), Some(log)) = (tls.reload(), &log) {
             log(&json!({ "time": unix_seconds(), "error": message }).to_string());

@@ -17,6 +17,18 @@ pub fn row(token: u32) -> Vec<f32> {
 
 /// Writes a model whose every answer is token 0, `text`, and whose embeddings have this pooling. Returns its path.
 pub fn model_that_answers(name: &str, text: &str, pooling: Option<u32>) -> String {
+    write(name, &file_that_answers(text, pooling))
+}
+
+/// Writes a file for a test. Returns its path.
+pub fn write(name: &str, file: &GgufFile) -> String {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, file.bytes()).expect("a temporary file");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+/// What is in the file of such a model.
+pub fn file_that_answers(text: &str, pooling: Option<u32>) -> GgufFile {
     let square = vec![0.0; (LENGTH * LENGTH) as usize];
     let ones = vec![1.0; LENGTH as usize];
     let tokens = [text, "<unk>", "</s>", "a", "\u{2581}"];
@@ -63,7 +75,5 @@ pub fn model_that_answers(name: &str, text: &str, pooling: Option<u32>) -> Strin
     for name in ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"] {
         file = file.tensor_f32(&format!("{name}.weight"), &[u64::from(LENGTH)], &ones);
     }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::write(&path, file.bytes()).expect("a temporary file");
-    path.to_str().expect("UTF-8").to_owned()
+    file
 }
