@@ -88,18 +88,25 @@ pub fn clear_sink() -> Result<()> {
 /// Passes a record of this crate's own to the sink.
 #[cfg(feature = "text")]
 pub(crate) fn emit(level: Level, target: &str, message: &str) {
+    pass(|| {
+        // Locked until the sink has returned: after `clear_sink` it does not run any more.
+        let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, sink)) = current.as_ref().filter(|(most, _)| level <= *most) {
+            sink(level, target, message);
+        }
+    });
+}
+
+/// Runs the sink on this thread, unless the record was made while it runs there already. A panic is swallowed.
+fn pass(sink: impl FnOnce()) {
     if IN_SINK.replace(true) {
-        return; // as in `trampoline`
+        return;
     }
-    // Locked until the sink has returned: after `clear_sink` it does not run any more.
-    let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, sink)) = current.as_ref().filter(|(most, _)| level <= *most)
-        && let Err(payload) = catch_unwind(AssertUnwindSafe(|| sink(level, target, message)))
-    {
+    let outcome = catch_unwind(AssertUnwindSafe(sink));
+    IN_SINK.set(false);
+    if let Err(payload) = outcome {
         discard(payload);
     }
-    drop(current);
-    IN_SINK.set(false);
 }
 
 /// Passes records to `tracing`, as events of target `worker_cuda` with the component in field `part`.
@@ -145,10 +152,7 @@ unsafe extern "C" fn trampoline(
     target: ffi::wcuda_string,
     message: ffi::wcuda_string,
 ) {
-    if IN_SINK.replace(true) {
-        return; // a record made while the sink itself runs on this thread
-    }
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
+    pass(|| {
         // SAFETY: the pointer that `install` gave, whose Arc outlives its use by the library.
         let sink = unsafe { &*user.cast::<Sink>() };
         // SAFETY: the header promises text that is valid for the time of the callback.
@@ -158,11 +162,7 @@ unsafe extern "C" fn trampoline(
             &String::from_utf8_lossy(target),
             &String::from_utf8_lossy(message),
         );
-    }));
-    IN_SINK.set(false);
-    if let Err(payload) = outcome {
-        discard(payload);
-    }
+    });
 }
 
 #[cfg(test)]

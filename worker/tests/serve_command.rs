@@ -20,6 +20,17 @@ mod real_model;
 mod small_model;
 mod support;
 
+/// Starts a server. Returns it and its address, when it listens.
+fn listen(command: &mut Command) -> (Child, String) {
+    let child = command.stdout(Stdio::piped()).spawn();
+    let mut child = child.expect("the worker starts");
+    let mut line = String::new();
+    let output = child.stdout.take().expect("is piped");
+    BufReader::new(output).read_line(&mut line).expect("UTF-8");
+    let url = line.trim_end().strip_prefix("listening on ").expect(&line);
+    (child, url.to_owned())
+}
+
 #[test]
 fn wrong_usage_exits_with_2() {
     let open = run(&["serve", "model.gguf", "--host", "0.0.0.0", "--port", "0"]);
@@ -58,27 +69,17 @@ fn a_real_model_chats_until_sigterm() {
         return;
     };
     let arguments = ["serve", model.to_str().expect("UTF-8")];
-    let mut child = worker(&arguments)
-        .args([
-            "--backend",
-            "host",
-            "--port",
-            "0",
-            "--alias",
-            "smol",
-            "--kv-tokens",
-            "4096",
-        ])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the worker starts");
-    let mut line = String::new();
-    let output = child.stdout.take().expect("is piped");
-    BufReader::new(output).read_line(&mut line).expect("UTF-8");
-    let address = line
-        .trim_end()
-        .strip_prefix("listening on http://")
-        .expect(&line);
+    let (mut child, url) = listen(worker(&arguments).args([
+        "--backend",
+        "host",
+        "--port",
+        "0",
+        "--alias",
+        "smol",
+        "--kv-tokens",
+        "4096",
+    ]));
+    let address = url.strip_prefix("http://").expect(&url);
     let post = |more: Value| {
         let mut body = json!({
             "model": "smol",
@@ -114,18 +115,15 @@ fn a_real_model_chats_until_sigterm() {
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }
 
-/// Runs the worker with the flags of the older one, up to its callback. Returns where to answer that, its first line,
-/// and its body.
 #[test]
 fn what_the_library_warns_of_is_in_the_log() {
     let file = file_that_answers("A", None).tensor_f32("left_over.weight", &[32], &[0.0; 32]);
     let model = write("left_over.gguf", &file);
-    let mut child = worker(&["serve", &model, "--backend", "host", "--port", "0"])
-        .args(["--kv-tokens", "1024"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the worker starts");
+    let (mut child, _) = listen(
+        worker(&["serve", &model, "--backend", "host", "--port", "0"])
+            .args(["--kv-tokens", "1024"])
+            .stderr(Stdio::piped()),
+    );
 
     let mut line = String::new();
     let log = child.stderr.take().expect("is piped");
@@ -138,15 +136,12 @@ fn what_the_library_warns_of_is_in_the_log() {
     );
     assert_eq!(line["message"], "tensor 'left_over.weight' is not used");
     assert!(line["time"].is_u64(), "{line}");
-    let mut address = String::new();
-    let output = child.stdout.take().expect("is piped");
-    BufReader::new(output)
-        .read_line(&mut address)
-        .expect("UTF-8");
     terminate(&child);
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }
 
+/// Runs the worker with the flags of the older one, up to its callback. Returns where to answer that, its first line,
+/// and its body.
 fn callback(model: &str, more: &[&str]) -> (Child, TcpStream, String, Value) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!(
@@ -237,23 +232,19 @@ fn a_callback_that_is_refused_ends_the_worker() {
 /// Starts a server whose manager has no key, with a second model in the same file, and asks it.
 fn with_second_model(model: &str, more: &[&str]) -> (Child, impl Fn(&str) -> Reply + use<>) {
     let second = format!("second={model}");
-    let mut child = worker(&["serve", model, "--backend", "host", "--port", "0"])
-        .args([
-            "--loadable",
-            &second,
-            "--kv-tokens",
-            "1024",
-            "--worker-id",
-            "w1",
-        ])
-        .args(more)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the worker starts");
-    let mut line = String::new();
-    let output = child.stdout.take().expect("is piped");
-    BufReader::new(output).read_line(&mut line).expect("UTF-8");
-    let address = line.trim_end().strip_prefix("listening on http://");
+    let (child, url) = listen(
+        worker(&["serve", model, "--backend", "host", "--port", "0"])
+            .args([
+                "--loadable",
+                &second,
+                "--kv-tokens",
+                "1024",
+                "--worker-id",
+                "w1",
+            ])
+            .args(more),
+    );
+    let address = url.strip_prefix("http://");
     let address = address.expect("an address").to_owned();
     let ask = move |head: &str| {
         let mut client = TcpStream::connect(&address).expect("it listens");
@@ -271,16 +262,12 @@ fn with_second_model(model: &str, more: &[&str]) -> (Child, impl Fn(&str) -> Rep
 
 /// What a server with these flags answers to one request, and its health after that.
 fn ask_once(model: &str, flags: &[&str], head: &str, body: &Value) -> (Reply, Reply) {
-    let mut child = worker(&["serve", model, "--backend", "host", "--port", "0"])
-        .args(["--alias", "small"])
-        .args(flags)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the worker starts");
-    let mut line = String::new();
-    let output = child.stdout.take().expect("is piped");
-    BufReader::new(output).read_line(&mut line).expect("UTF-8");
-    let address = line.trim_end().strip_prefix("listening on http://");
+    let (mut child, url) = listen(
+        worker(&["serve", model, "--backend", "host", "--port", "0"])
+            .args(["--alias", "small"])
+            .args(flags),
+    );
+    let address = url.strip_prefix("http://");
     let ask = |text: String| {
         let mut client = TcpStream::connect(address.expect("an address")).expect("it listens");
         client.write_all(text.as_bytes()).expect("it reads");
@@ -399,22 +386,18 @@ fn a_hangup_reads_the_certificate_again_and_ends_nothing() {
     std::fs::copy(data.join("first.crt"), &certificate).expect("a file");
     std::fs::copy(data.join("first.key"), &key).expect("a file");
     let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
-    let mut child = worker(&["serve", &path(&model), "--backend", "host", "--port", "0"])
-        .args([
-            "--kv-tokens",
-            "1024",
-            "--tls-certificate",
-            &path(&certificate),
-        ])
-        .args(["--tls-key", &path(&key)])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the worker starts");
-    let mut line = String::new();
-    let output = child.stdout.take().expect("is piped");
-    BufReader::new(output).read_line(&mut line).expect("UTF-8");
-    assert!(line.starts_with("listening on https://"), "{line}");
+    let (mut child, url) = listen(
+        worker(&["serve", &path(&model), "--backend", "host", "--port", "0"])
+            .args([
+                "--kv-tokens",
+                "1024",
+                "--tls-certificate",
+                &path(&certificate),
+            ])
+            .args(["--tls-key", &path(&key)])
+            .stderr(Stdio::piped()),
+    );
+    assert!(url.starts_with("https://"), "{url}");
     std::fs::write(&key, "no key").expect("a file");
 
     let id = child.id().to_string();
