@@ -140,26 +140,31 @@ cpu_seconds() {
 }
 
 # fuzz_jobs COMMAND_LINE…: these in their order, as many at a time as there are cores. Shows the closing lines of each, or
-# the end of what those that failed have printed.
+# the end of what those that failed have printed. Each writes its exit status to a file: bash forgets the status of a
+# process that ended long ago when another one gets its number.
 fuzz_jobs() {
-  local job pids=() status=0 i log logs=$NATIVE/fuzz/logs
+  local job status=0 log logs=$NATIVE/fuzz/logs
   local TIMEFORMAT="processor time: %U s user, %S s system"
   mkdir -p "$logs"
+  rm -f "$logs"/*.status
   for job in "$@"; do
     while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do sleep 0.2; done
-    { time $job; } >"$logs/${job// /_}.log" 2>&1 &
-    pids+=($!)
+    log=$logs/${job// /_}.log
+    (
+      trap 'echo $? >"$log.status"' EXIT
+      time $job
+    ) >"$log" 2>&1 &
   done
+  wait
   for job in "$@"; do
     log=$logs/${job// /_}.log
     say "== $job"
-    if wait "${pids[0]}"; then
+    if [ "$(cat "$log.status" 2>/dev/null)" = 0 ]; then
       grep -E '^Done |^stat::|^processor time' "$log" || true
     else
       status=1
       tail -n 40 "$log"
     fi
-    pids=("${pids[@]:1}")
   done
   return $status
 }
