@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use blake3::Hash;
+use subtle::ConstantTimeEq;
 use worker_cuda::scheduler::MAX_PRIORITY;
 
 use super::error::ApiError;
@@ -161,7 +162,7 @@ impl Keys {
         let digest = blake3::hash(key);
         let mut found = None;
         for key in &self.0 {
-            if key.digest == digest {
+            if key.digest.as_bytes().ct_eq(digest.as_bytes()).into() {
                 found = Some(&key.caller);
             }
         }
