@@ -1,12 +1,13 @@
-//! Measurements of a server, in Prometheus' text format. Written out here: the crates for it add 53 to the
-//! build, and this is one function and a histogram.
+//! Measurements of a server, in Prometheus' text format.
 
-use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use worker_cuda::generate::service::{Observation, Observer, Stats};
+use metrics::{
+    Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    with_local_recorder,
+};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
+use worker_cuda::generate::service::{Observation, Observer};
 
 use super::app::App;
 
@@ -26,101 +27,98 @@ const MS: [f64; 14] = [
     1.0, 5.0, 10.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 3e5,
 ];
 
-/// Counts values below each of some bounds.
+/// Name, meaning and bounds.
+const HISTOGRAMS: [(&str, &str, &[f64]); 6] = [
+    ("worker_inference_duration_ms", "Duration of a request", &MS),
+    ("worker_request_seconds", "Duration of a request", &LONG_S),
+    (
+        "worker_queue_seconds",
+        "Wait of a choice for its first step",
+        &LONG_S,
+    ),
+    (
+        "worker_time_to_first_token_seconds",
+        "Submission to first token",
+        &FIRST_TOKEN_S,
+    ),
+    (
+        "worker_inter_token_seconds",
+        "From one token to the next",
+        &INTER_TOKEN_S,
+    ),
+    ("worker_step_seconds", "Duration of a step", &INTER_TOKEN_S),
+];
+
+const REQUESTS: &str = "worker_requests_total";
+const FINISHED: &str = "worker_choices_finished_total";
+const RESPONSES: &str = "worker_http_responses_total";
+
+/// What a server has measured. Give it to the service as its observer, and to the server, which adds durations to the
+/// histograms ten times a second while it runs; until then each takes 8 bytes.
 #[derive(Debug)]
-struct Histogram {
-    bounds: &'static [f64],
-    /// One more than bounds: the last counts what is above all.
-    counts: Vec<u64>,
-    sum: f64,
-}
-
-impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
-        Self {
-            bounds,
-            counts: vec![0; bounds.len() + 1],
-            sum: 0.0,
-        }
-    }
-
-    fn add(&mut self, value: f64) {
-        self.counts[self.bounds.partition_point(|bound| *bound < value)] += 1;
-        self.sum += value;
-    }
-
-    fn write(&self, name: &str, help: &str, out: &mut String) {
-        header(name, help, "histogram", out);
-        let mut total = 0;
-        for (bound, count) in self.bounds.iter().zip(&self.counts) {
-            total += count;
-            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {total}");
-        }
-        total += self.counts.last().unwrap_or(&0);
-        let _ = writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {total}");
-        let _ = writeln!(out, "{name}_sum {}\n{name}_count {total}", self.sum);
-    }
-}
-
-#[derive(Debug)]
-struct Measured {
+pub struct Metrics {
+    /// The exporter loses durations that are recorded while it adds others to a histogram.
+    recorder: RwLock<PrometheusRecorder>,
+    duration_ms: Histogram,
+    request: Histogram,
+    queue: Histogram,
     first_token: Histogram,
     inter_token: Histogram,
-    queue: Histogram,
     step: Histogram,
-    request: Histogram,
-    duration_ms: Histogram,
-    /// Requests by how they ended.
-    outcomes: BTreeMap<&'static str, u64>,
-    /// Choices by why they ended.
-    finished: BTreeMap<&'static str, u64>,
-    /// Answers by HTTP status.
-    statuses: BTreeMap<u16, u64>,
 }
-
-/// What a server has measured. Give it to the service as its observer, and to the server.
-#[derive(Debug)]
-pub struct Metrics(Mutex<Measured>);
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self(Mutex::new(Measured {
-            first_token: Histogram::new(&FIRST_TOKEN_S),
-            inter_token: Histogram::new(&INTER_TOKEN_S),
-            queue: Histogram::new(&LONG_S),
-            step: Histogram::new(&INTER_TOKEN_S),
-            request: Histogram::new(&LONG_S),
-            duration_ms: Histogram::new(&MS),
-            outcomes: BTreeMap::new(),
-            finished: BTreeMap::new(),
-            statuses: BTreeMap::new(),
-        }))
+        let builder = PrometheusBuilder::new();
+        let builder = HISTOGRAMS
+            .iter()
+            .fold(builder, |builder, (name, _, bounds)| {
+                let matcher = Matcher::Full((*name).into());
+                let with_bounds = builder.set_buckets_for_metric(matcher, bounds);
+                with_bounds.unwrap_or_default() // an error only without bounds
+            });
+        let recorder = builder.build_recorder();
+        let [duration_ms, request, queue, first_token, inter_token, step] =
+            with_local_recorder(&recorder, || {
+                describe_counter!(REQUESTS, "Requests that have ended");
+                describe_counter!(FINISHED, "Choices that have ended");
+                describe_counter!(RESPONSES, "Answers by status");
+                HISTOGRAMS.map(|(name, help, _)| {
+                    describe_histogram!(name, help);
+                    histogram!(name)
+                })
+            });
+        Self {
+            recorder: RwLock::new(recorder),
+            duration_ms,
+            request,
+            queue,
+            first_token,
+            inter_token,
+            step,
+        }
     }
 }
 
 impl Observer for Metrics {
     fn observe(&self, observation: Observation<'_>) {
-        let mut measured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let seconds = |time: Duration| time.as_secs_f64();
+        let recorder = self.shared();
+        let count = |name, label, value: &'static str| {
+            with_local_recorder(&*recorder, || counter!(name, label => value).increment(1));
+        };
         match observation {
-            Observation::Queue(time) => measured.queue.add(seconds(time)),
-            Observation::FirstToken(time) => measured.first_token.add(seconds(time)),
-            Observation::InterToken(time) => measured.inter_token.add(seconds(time)),
-            Observation::Step { duration, .. } => measured.step.add(seconds(duration)),
-            Observation::Finished(reason) => {
-                *measured.finished.entry(reason.as_str()).or_default() += 1;
-            }
+            Observation::Queue(time) => self.queue.record(time),
+            Observation::FirstToken(time) => self.first_token.record(time),
+            Observation::InterToken(time) => self.inter_token.record(time),
+            Observation::Step { duration, .. } => self.step.record(duration),
+            Observation::Finished(reason) => count(FINISHED, "reason", reason.as_str()),
             Observation::Done(_, time) => {
-                measured.request.add(seconds(time));
-                measured.duration_ms.add(seconds(time) * 1e3);
-                *measured.outcomes.entry("done").or_default() += 1;
+                self.request.record(time);
+                self.duration_ms.record(time.as_secs_f64() * 1e3);
+                count(REQUESTS, "outcome", "done");
             }
-            Observation::Cancelled => {
-                *measured.outcomes.entry("cancelled").or_default() += 1;
-            }
-            Observation::Failed(error) => {
-                *measured.outcomes.entry(error.as_str()).or_default() += 1;
-            }
+            Observation::Cancelled => count(REQUESTS, "outcome", "cancelled"),
+            Observation::Failed(error) => count(REQUESTS, "outcome", error.as_str()),
             _ => {}
         }
     }
@@ -128,305 +126,261 @@ impl Observer for Metrics {
 
 impl Metrics {
     pub(super) fn count_status(&self, status: u16) {
-        let mut measured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *measured.statuses.entry(status).or_default() += 1;
+        let recorder = self.shared();
+        with_local_recorder(&*recorder, || {
+            counter!(RESPONSES, "status" => status.to_string()).increment(1);
+        });
     }
 
-    /// All of them as text.
+    /// Adds the durations since the last call to the histograms.
+    pub(super) fn upkeep(&self) {
+        self.exclusive().handle().run_upkeep();
+    }
+
+    fn measured(&self) -> String {
+        self.exclusive().handle().render()
+    }
+
+    fn shared(&self) -> RwLockReadGuard<'_, PrometheusRecorder> {
+        self.recorder.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exclusive(&self) -> RwLockWriteGuard<'_, PrometheusRecorder> {
+        self.recorder
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of them as text, with what the service counts itself.
     pub(super) fn write(&self, app: &App) -> String {
-        let stats = app.stats();
-        let mut out = String::with_capacity(16 << 10);
-        let out = &mut out;
-        let gauge = "gauge";
-        let counter = "counter";
-        let uptime = app.started.elapsed().as_secs_f64();
-        single(
-            "worker_uptime_seconds",
-            "Time since the start",
-            gauge,
-            uptime,
-            out,
-        );
-        if let Some(memory) = &app.model.memory {
-            let values: Vec<_> = memory();
-            let total: u64 = values.iter().map(|(_, bytes)| bytes).sum();
-            single(
-                "worker_vram_bytes",
-                "Device memory in use",
-                gauge,
-                total,
-                out,
-            );
-            let name = "worker_vram_purpose_bytes";
-            labelled(
-                name,
-                "Device memory by purpose",
-                gauge,
-                "purpose",
-                &values,
-                out,
-            );
-        }
-        for (name, help, kind, value) in [
-            (
-                "worker_requests_running",
-                "Choices that have a sequence",
-                gauge,
-                stats.running.into(),
-            ),
-            (
-                "worker_requests_waiting",
-                "Choices that wait for one",
-                gauge,
-                stats.waiting.into(),
-            ),
-            (
-                "worker_requests_accepted_total",
-                "Accepted requests",
-                counter,
-                stats.accepted,
-            ),
-            (
-                "worker_requests_rejected_total",
-                "Refused requests",
-                counter,
-                stats.rejected,
-            ),
-            (
-                "worker_preemptions_total",
-                "Preemptions",
-                counter,
-                stats.preempted,
-            ),
-            (
-                "worker_engine_faults_total",
-                "Failed steps",
-                counter,
-                stats.engine_faults,
-            ),
-            (
-                "worker_steps_total",
-                "Steps that ended well",
-                counter,
-                stats.steps,
-            ),
-            (
-                "worker_prompt_tokens_total",
-                "Prompt tokens",
-                counter,
-                stats.prompt_tokens,
-            ),
-            (
-                "worker_cached_tokens_total",
-                "Prompt tokens that were shared",
-                counter,
-                stats.cached_tokens,
-            ),
-            (
-                "worker_tokens_generated_total",
-                "Generated tokens",
-                counter,
-                stats.generated_tokens,
-            ),
-            (
-                "worker_draft_tokens_total",
-                "Draft tokens that steps have verified",
-                counter,
-                stats.draft_tokens,
-            ),
-            (
-                "worker_accepted_draft_tokens_total",
-                "Draft tokens that held",
-                counter,
-                stats.accepted_draft_tokens,
-            ),
-        ] {
-            single(name, help, kind, value, out);
-        }
-        let pages = [
-            ("free", u64::from(stats.free_pages)),
-            ("cached", stats.cached_pages.into()),
-            ("held", stats.held_pages.into()),
-        ];
-        labelled(
-            "worker_kv_pages",
-            "Pages of the KV cache",
-            gauge,
-            "state",
-            &pages,
-            out,
-        );
-        self.write_measured(out);
-        let mut models = vec![(app.model.id().to_owned(), app.service.stats())];
-        let loaded = app.models.loaded();
-        models.extend(
-            loaded
-                .iter()
-                .map(|app| (app.model.id().to_owned(), app.service.stats())),
-        );
-        write_of_models(&models, out);
-        std::mem::take(out)
-    }
-
-    fn write_measured(&self, out: &mut String) {
-        let measured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let list = |map: &BTreeMap<&'static str, u64>| -> Vec<(&'static str, u64)> {
-            map.iter().map(|(name, count)| (*name, *count)).collect()
-        };
-        let (outcomes, finished) = (list(&measured.outcomes), list(&measured.finished));
-        let (name, kind) = ("worker_requests_total", "counter");
-        labelled(
-            name,
-            "Requests that have ended",
-            kind,
-            "outcome",
-            &outcomes,
-            out,
-        );
-        let name = "worker_choices_finished_total";
-        labelled(
-            name,
-            "Choices that have ended",
-            kind,
-            "reason",
-            &finished,
-            out,
-        );
-        header(
-            "worker_http_responses_total",
-            "Answers by status",
-            kind,
-            out,
-        );
-        for (status, count) in &measured.statuses {
-            let _ = writeln!(
-                out,
-                "worker_http_responses_total{{status=\"{status}\"}} {count}"
-            );
-        }
-        for (histogram, name, help) in [
-            (
-                &measured.duration_ms,
-                "worker_inference_duration_ms",
-                "Duration of a request",
-            ),
-            (
-                &measured.request,
-                "worker_request_seconds",
-                "Duration of a request",
-            ),
-            (
-                &measured.queue,
-                "worker_queue_seconds",
-                "Wait of a choice for its first step",
-            ),
-            (
-                &measured.first_token,
-                "worker_time_to_first_token_seconds",
-                "Submission to first token",
-            ),
-            (
-                &measured.inter_token,
-                "worker_inter_token_seconds",
-                "From one token to the next",
-            ),
-            (&measured.step, "worker_step_seconds", "Duration of a step"),
-        ] {
-            histogram.write(name, help, out);
-        }
+        // The service's counts are set in a recorder of this answer alone: a model that was unloaded is not in it.
+        let recorder = PrometheusBuilder::new().build_recorder();
+        with_local_recorder(&recorder, || report(app));
+        let text = recorder.handle().render() + &self.measured();
+        text.replace("\n\n", "\n")
     }
 }
 
+/// Sets what is known at this moment.
+fn report(app: &App) {
+    let stats = app.stats();
+    if let Some(memory) = &app.model.memory {
+        let purposes = memory();
+        let total: u64 = purposes.iter().map(|(_, bytes)| bytes).sum();
+        set(
+            "worker_vram_bytes",
+            "Device memory in use",
+            &[],
+            total as f64,
+        );
+        for (purpose, bytes) in purposes {
+            let name = "worker_vram_purpose_bytes";
+            let labels = [("purpose", purpose.to_owned())];
+            set(name, "Device memory by purpose", &labels, bytes as f64);
+        }
+    }
+    for (name, help, value) in [
+        (
+            "worker_uptime_seconds",
+            "Time since the start",
+            app.started.elapsed().as_secs_f64(),
+        ),
+        (
+            "worker_requests_running",
+            "Choices that have a sequence",
+            stats.running.into(),
+        ),
+        (
+            "worker_requests_waiting",
+            "Choices that wait for one",
+            stats.waiting.into(),
+        ),
+    ] {
+        set(name, help, &[], value);
+    }
+    for (name, help, value) in [
+        (
+            "worker_requests_accepted_total",
+            "Accepted requests",
+            stats.accepted,
+        ),
+        (
+            "worker_requests_rejected_total",
+            "Refused requests",
+            stats.rejected,
+        ),
+        ("worker_preemptions_total", "Preemptions", stats.preempted),
+        (
+            "worker_engine_faults_total",
+            "Failed steps",
+            stats.engine_faults,
+        ),
+        ("worker_steps_total", "Steps that ended well", stats.steps),
+        (
+            "worker_prompt_tokens_total",
+            "Prompt tokens",
+            stats.prompt_tokens,
+        ),
+        (
+            "worker_cached_tokens_total",
+            "Prompt tokens that were shared",
+            stats.cached_tokens,
+        ),
+        (
+            "worker_tokens_generated_total",
+            "Generated tokens",
+            stats.generated_tokens,
+        ),
+        (
+            "worker_draft_tokens_total",
+            "Draft tokens that steps have verified",
+            stats.draft_tokens,
+        ),
+        (
+            "worker_accepted_draft_tokens_total",
+            "Draft tokens that held",
+            stats.accepted_draft_tokens,
+        ),
+    ] {
+        describe_counter!(name, help);
+        counter!(name).absolute(value);
+    }
+    for (state, pages) in [
+        ("free", stats.free_pages),
+        ("cached", stats.cached_pages),
+        ("held", stats.held_pages),
+    ] {
+        let labels = [("state", state.to_owned())];
+        set(
+            "worker_kv_pages",
+            "Pages of the KV cache",
+            &labels,
+            pages.into(),
+        );
+    }
+    report_model(app);
+    for app in app.models.loaded() {
+        report_model(&app);
+    }
+    let stats = app.service.stats();
+    let labels = [
+        ("block_size", stats.page_tokens.to_string()),
+        ("num_gpu_blocks", stats.page_count.to_string()),
+    ];
+    set(
+        "vllm:cache_config_info",
+        "Size of the KV cache",
+        &labels,
+        1.0,
+    );
+}
+
 /// What routers read to choose a server, by the names that they know.
-fn write_of_models(models: &[(String, Stats)], out: &mut String) {
-    type Gauge = fn(&Stats) -> f64;
-    let gauges: [(&str, &str, Gauge); 3] = [
+fn report_model(app: &App) {
+    let stats = app.service.stats();
+    let labels = [("model_name", app.model.id().to_owned())];
+    for (name, help, value) in [
         (
             "vllm:num_requests_running",
             "As worker_requests_running",
-            |stats| stats.running.into(),
+            stats.running.into(),
         ),
         (
             "vllm:num_requests_waiting",
             "As worker_requests_waiting",
-            |stats| stats.waiting.into(),
+            stats.waiting.into(),
         ),
         (
             "vllm:kv_cache_usage_perc",
             "Share of KV pages in use",
-            Stats::page_use,
+            stats.page_use(),
         ),
-    ];
-    for (name, help, value) in gauges {
-        header(name, help, "gauge", out);
-        for (model, stats) in models {
-            let (model, value) = (label(model), value(stats));
-            let _ = writeln!(out, "{name}{{model_name=\"{model}\"}} {value}");
-        }
-    }
-    let name = "vllm:cache_config_info";
-    header(name, "Size of the KV cache", "gauge", out);
-    let Some((_, first)) = models.first() else {
-        return;
-    };
-    let (size, count) = (first.page_tokens, first.page_count);
-    let _ = writeln!(
-        out,
-        "{name}{{block_size=\"{size}\",num_gpu_blocks=\"{count}\"}} 1"
-    );
-}
-
-fn header(name: &str, help: &str, kind: &str, out: &mut String) {
-    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-}
-
-fn single(name: &str, help: &str, kind: &str, value: impl std::fmt::Display, out: &mut String) {
-    header(name, help, kind, out);
-    let _ = writeln!(out, "{name} {value}");
-}
-
-fn labelled(
-    name: &str,
-    help: &str,
-    kind: &str,
-    key: &str,
-    values: &[(&'static str, u64)],
-    out: &mut String,
-) {
-    header(name, help, kind, out);
-    for (value, count) in values {
-        let _ = writeln!(out, "{name}{{{key}=\"{value}\"}} {count}");
+    ] {
+        set(name, help, &labels, value);
     }
 }
 
-/// A text as the value of a label.
-fn label(text: &str) -> String {
-    text.replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
+fn set(name: &'static str, help: &'static str, labels: &[(&'static str, String)], value: f64) {
+    describe_gauge!(name, help);
+    gauge!(name, labels).set(value);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn histograms_count_upwards_and_end_with_all() {
-        let mut histogram = Histogram::new(&[0.5, 1.0]);
-        for value in [0.5, 0.75, 7.0] {
-            histogram.add(value);
+        let metrics = Metrics::default();
+        for seconds in [0.5, 0.75, 7000.0] {
+            metrics.observe(Observation::Queue(Duration::from_secs_f64(seconds)));
         }
-        let mut text = String::new();
-        histogram.write("x", "y", &mut text);
+
+        let text = metrics.measured();
+
+        let (_, text) = text
+            .split_once("# HELP worker_queue_seconds Wait of a choice for its first step\n")
+            .expect("a histogram");
+        let lines: Vec<&str> = text.lines().take(21).collect();
+        assert_eq!(lines[0], "# TYPE worker_queue_seconds histogram");
+        assert_eq!(lines[1], "worker_queue_seconds_bucket{le=\"0.01\"} 0");
+        assert_eq!(lines[4], "worker_queue_seconds_bucket{le=\"0.5\"} 1");
+        assert_eq!(lines[5], "worker_queue_seconds_bucket{le=\"1\"} 2");
+        assert_eq!(lines[17], "worker_queue_seconds_bucket{le=\"3840\"} 2");
         assert_eq!(
-            text,
-            "# HELP x y\n# TYPE x histogram\nx_bucket{le=\"0.5\"} 1\nx_bucket{le=\"1\"} 2\n\
-             x_bucket{le=\"+Inf\"} 3\nx_sum 8.25\nx_count 3\n"
+            lines[18..],
+            [
+                "worker_queue_seconds_bucket{le=\"7680\"} 3",
+                "worker_queue_seconds_bucket{le=\"+Inf\"} 3",
+                "worker_queue_seconds_sum 7001.25",
+            ]
         );
     }
 
     #[test]
     fn labels_are_escaped() {
-        assert_eq!(label("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+        let recorder = PrometheusBuilder::new().build_recorder();
+        with_local_recorder(&recorder, || {
+            set("x", "y", &[("z", "a\"b\\c\nd".into())], 1.0)
+        });
+        let text = recorder.handle().render();
+        assert!(text.contains("x{z=\"a\\\"b\\\\c\\nd\"} 1"), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_lost_while_others_read_and_servers_are_apart() {
+        const COUNT: u32 = 100_000;
+        let (metrics, other) = (Metrics::default(), Metrics::default());
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    metrics.upkeep();
+                }
+            });
+            let measuring = [(); 2].map(|()| {
+                scope.spawn(|| {
+                    (0..COUNT)
+                        .for_each(|_| metrics.observe(Observation::InterToken(Duration::ZERO)))
+                })
+            });
+            for thread in measuring {
+                thread.join().expect("no panic");
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            reading.join().expect("no panic");
+        });
+
+        let count = |metrics: &Metrics| {
+            let text = metrics.measured();
+            let count = text
+                .lines()
+                .find_map(|line| line.strip_prefix("worker_inter_token_seconds_count "));
+            count.expect("a histogram").parse::<u32>().expect("a count")
+        };
+        assert_eq!((count(&metrics), count(&other)), (2 * COUNT, 0));
     }
 }

@@ -230,6 +230,7 @@ async fn serve(listener: Listener, app: &Arc<App>) -> io::Result<Ended> {
     };
     let accepting = tokio::spawn(accept(listener, shared));
     let checking = tokio::spawn(check_residency(Arc::clone(app)));
+    let measuring = tokio::spawn(keep_metrics(Arc::clone(&app.metrics)));
     let ended = until_ended(app).await;
     accepting.abort();
     checking.abort();
@@ -241,7 +242,16 @@ async fn serve(listener: Listener, app: &Arc<App>) -> io::Result<Ended> {
     close.send_replace(true);
     let all = app.options.max_connections as u32;
     let _ = timeout(CLOSE_TIMEOUT, connections.acquire_many(all)).await;
+    measuring.abort();
     Ok(ended)
+}
+
+/// Bounds what measurements take while nobody reads `/metrics`.
+async fn keep_metrics(metrics: Arc<Metrics>) {
+    loop {
+        sleep(WATCH_PERIOD).await;
+        metrics.upkeep();
+    }
 }
 
 /// Looks again and again where the memory is.
