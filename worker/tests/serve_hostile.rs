@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -540,6 +541,44 @@ fn foreign_hosts_and_origins_are_refused() {
     assert!(!reply.headers.contains_key("access-control-allow-origin"));
 }
 
+#[test]
+fn only_pages_of_the_server_itself_may_post() {
+    let served = Served::start();
+    let post = |headers: &[(&str, &str)]| {
+        let host = [("host", "127.0.0.1:1")];
+        served.request("POST /v1/nothing", &[&host[..], headers].concat(), "")
+    };
+    for headers in [
+        &[][..],
+        &[("origin", "http://127.0.0.1:1")],
+        &[("sec-fetch-site", "same-origin")],
+    ] {
+        post(headers).assert_error(404, "unknown_path", None);
+    }
+    for headers in [
+        &[("origin", "http://127.0.0.1:2")][..],
+        &[("origin", "null")],
+        &[("sec-fetch-site", "same-site")],
+        &[
+            ("origin", "http://127.0.0.1:1"),
+            ("sec-fetch-site", "cross-site"),
+        ],
+    ] {
+        post(headers).assert_error(403, "cross_origin", None);
+    }
+}
+
+#[test]
+fn a_panic_is_an_answer_in_the_form_of_its_api() {
+    let served = Served::with(|setup| {
+        setup.model.memory = Some(Arc::new(|| panic!("on purpose")));
+    });
+    let reply = served.get("/metrics");
+    reply.assert_error(500, "internal_error", None);
+    assert!(reply.headers.contains_key("x-request-id"));
+    served.get("/v1/models").ok();
+}
+
 const KEYS: &str = "first-secret-key tenant=a\nother-secret-key tenant=b concurrency=1\n";
 
 #[test]
@@ -879,7 +918,7 @@ fn a_unix_socket_serves_its_owner() {
     let mut client = UnixStream::connect(&path).expect("it listens");
     let post = request(
         &format!("POST {CHAT}"),
-        &[("host", "any.name")],
+        &[("host", "any.name"), ("origin", "http://other.name")],
         &say("hi").to_string(),
     );
     client.write_all(post.as_bytes()).expect("it reads");

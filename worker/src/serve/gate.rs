@@ -1,17 +1,17 @@
 //! What every request passes first: host, origin, key. What every answer passes last: panics, ids, counts.
 
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
 
+use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header::{HOST, ORIGIN};
+use axum::http::header::HOST;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
-use axum::middleware::Next;
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::csrf::{CsrfLayer, ProtectionError};
 
 use super::app::App;
 use super::error::ApiError;
@@ -29,7 +29,22 @@ pub struct Local(pub bool);
 const REQUEST_ID: &str = "x-request-id";
 const MAX_ID_BYTES: usize = 128;
 
-pub async fn gate(
+/// The routes behind what each request passes; the layer that is added last comes first.
+pub fn gated(routes: Router<Arc<App>>, app: &Arc<App>, local: Local) -> Router<Arc<App>> {
+    let state = (Arc::clone(app), local);
+    routes
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(state.clone(), admit))
+        .layer(
+            CsrfLayer::new()
+                .with_insecure_bypass(move |_, _| local.0)
+                .with_rejection_response(cross_origin),
+        )
+        .layer(from_fn_with_state(state, answer))
+}
+
+/// Answers in the form of the API, with an id, and counts and logs.
+async fn answer(
     State((app, local)): State<(Arc<App>, Local)>,
     mut request: Request,
     next: Next,
@@ -46,19 +61,15 @@ pub async fn gate(
         let id = id.to_str().unwrap_or_default();
         Arc::new(Entry::new(&app, id, request.method().as_str(), path))
     });
-    let admitted = admit(&app, local, &mut request).map(|caller| {
-        if let (Some(caller), Some(entry)) = (&caller, &entry) {
-            entry.set_caller(caller);
+    let mut response = match check_host(&app, local, &request) {
+        Ok(()) => {
+            let visitor = Visitor {
+                entry: entry.clone(),
+                ..Visitor::default()
+            };
+            request.extensions_mut().insert(visitor);
+            next.run(request).await
         }
-        let visitor = Visitor {
-            caller: caller.unwrap_or_default(),
-            entry: entry.clone(),
-            ..Visitor::default()
-        };
-        request.extensions_mut().insert(visitor);
-    });
-    let mut response = match admitted {
-        Ok(()) => without_panic(next.run(request)).await,
         Err(error) => error.into_response(),
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
@@ -96,12 +107,24 @@ fn request_id(app: &App, headers: &HeaderMap) -> HeaderValue {
     })
 }
 
-/// Checks a request before its body is read. Probes have no caller.
-fn admit(app: &App, local: Local, request: &mut Request) -> Result<Option<Caller>, ApiError> {
-    if !local.0 {
-        check_host(app, request)?;
-        check_origin(request)?;
+/// Finds out who has sent a request, before its body is read.
+async fn admit(
+    State((app, local)): State<(Arc<App>, Local)>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let caller = caller(&app, local, &request)?;
+    if let (Some(caller), Some(visitor)) = (caller, request.extensions_mut().get_mut::<Visitor>()) {
+        if let Some(entry) = &visitor.entry {
+            entry.set_caller(&caller);
+        }
+        visitor.caller = caller;
     }
+    Ok(next.run(request).await)
+}
+
+/// Probes and the page have none.
+fn caller(app: &App, local: Local, request: &Request) -> Result<Option<Caller>, ApiError> {
     let path = request.uri().path();
     let is_probe = path == "/health/live" || path == "/health/ready";
     if is_probe || page::paths().any(|known| known == path) {
@@ -143,7 +166,7 @@ fn host_name(host: &str) -> &str {
 
 /// A page whose name was made to point to this machine has a name of its own here. Addresses cannot be made
 /// so; where keys are required such a page has none.
-fn check_host(app: &App, request: &Request) -> Result<(), ApiError> {
+fn check_host(app: &App, local: Local, request: &Request) -> Result<(), ApiError> {
     let host = host_header(request).unwrap_or_default();
     let name = host_name(host);
     let is_address = name
@@ -153,7 +176,7 @@ fn check_host(app: &App, request: &Request) -> Result<(), ApiError> {
     let hosts = &app.options.allowed_hosts;
     let is_allowed = |known: &String| known == "*" || known.eq_ignore_ascii_case(name);
     let is_local = is_address || name.eq_ignore_ascii_case("localhost");
-    if is_local || !app.options.keys.is_empty() || hosts.iter().any(is_allowed) {
+    if local.0 || is_local || !app.options.keys.is_empty() || hosts.iter().any(is_allowed) {
         return Ok(());
     }
     let message = "the host of the request is not one of this server; --allowed-host adds one";
@@ -165,47 +188,13 @@ fn check_host(app: &App, request: &Request) -> Result<(), ApiError> {
 }
 
 /// Pages of other origins may not send requests that change something.
-fn check_origin(request: &Request) -> Result<(), ApiError> {
-    if matches!(
-        *request.method(),
-        Method::GET | Method::HEAD | Method::OPTIONS
-    ) {
-        return Ok(());
-    }
-    let headers = request.headers();
-    let same = match (headers.get("sec-fetch-site"), headers.get(ORIGIN)) {
-        (Some(site), _) => site == "same-origin" || site == "none",
-        (None, Some(origin)) => {
-            let origin = origin.to_str().unwrap_or_default();
-            let authority = origin.split_once("://").map(|(_, authority)| authority);
-            authority.is_some() && authority == host_header(request)
-        }
-        (None, None) => true,
-    };
-    if same {
-        return Ok(());
-    }
+fn cross_origin(_: ProtectionError) -> Response {
     let message = "requests of pages of another origin are refused";
-    Err(ApiError::new(
-        StatusCode::FORBIDDEN,
-        "cross_origin",
-        message,
-    ))
+    ApiError::new(StatusCode::FORBIDDEN, "cross_origin", message).into_response()
 }
 
-/// A panic of a handler is an answer with status 500.
-async fn without_panic(answer: impl Future<Output = Response>) -> Response {
-    let mut answer = pin!(answer);
-    poll_fn(
-        |context| match catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(context))) {
-            Ok(poll) => poll,
-            Err(_) => Poll::Ready(
-                ApiError::internal("the request has failed; see the log of the server")
-                    .into_response(),
-            ),
-        },
-    )
-    .await
+fn panicked(_: Box<dyn Any + Send>) -> Response {
+    ApiError::internal("the request has failed; see the log of the server").into_response()
 }
 
 #[cfg(test)]
@@ -222,47 +211,6 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(host_name(host), name);
-        }
-    }
-
-    #[test]
-    fn panics_become_an_answer() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .expect("a runtime");
-        let response = runtime.block_on(without_panic(async { panic!("on purpose") }));
-        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    }
-
-    fn post(headers: &[(&'static str, &str)]) -> Request {
-        let mut request = Request::builder().method(Method::POST).uri("/");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        request.body(axum::body::Body::empty()).expect("a request")
-    }
-
-    #[test]
-    fn only_pages_of_the_server_itself_may_post() {
-        for headers in [
-            &[("host", "a:1")][..],
-            &[("host", "a:1"), ("origin", "http://a:1")],
-            &[("host", "a:1"), ("sec-fetch-site", "same-origin")],
-        ] {
-            check_origin(&post(headers)).expect("is allowed");
-        }
-        for headers in [
-            &[("host", "a:1"), ("origin", "http://a:2")][..],
-            &[("host", "a:1"), ("origin", "null")],
-            &[("host", "a:1"), ("sec-fetch-site", "same-site")],
-            &[
-                ("host", "a:1"),
-                ("origin", "http://a:1"),
-                ("sec-fetch-site", "cross-site"),
-            ],
-        ] {
-            let error = check_origin(&post(headers)).expect_err("is refused");
-            assert_eq!(error.status, StatusCode::FORBIDDEN);
         }
     }
 }

@@ -9,7 +9,6 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
-use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -24,7 +23,7 @@ use super::embeddings::embeddings;
 use super::error::ApiError;
 use super::execute::{cancel, execute, shutdown};
 use super::fields::{Fields, wrong_type};
-use super::gate::{Local, gate};
+use super::gate::{Local, gated};
 use super::generation::blocking;
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
@@ -38,7 +37,7 @@ type Answer = Result<Response, ApiError>;
 
 /// All paths, for connections of one kind.
 pub fn router(app: &Arc<App>, local: Local) -> Router {
-    page::routes()
+    let routes = page::routes()
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route("/v1/models/{id}/load", post(load))
@@ -61,9 +60,8 @@ pub fn router(app: &Arc<App>, local: Local) -> Router {
         .route("/cancel", post(cancel))
         .route("/shutdown", post(shutdown))
         .fallback(no_such_path)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state((Arc::clone(app), local), gate))
-        .with_state(Arc::clone(app))
+        .method_not_allowed_fallback(wrong_method);
+    gated(routes, app, local).with_state(Arc::clone(app))
 }
 
 async fn no_such_path() -> ApiError {
