@@ -18,9 +18,10 @@ import extra_types  # noqa: F401  (registers Q1_0 and Q2_0)
 
 
 class File:
-    """Metadata by key, tensors by name as f32 in numpy order (rows, cols)."""
+    """Metadata by key, tensors by name as `compute_type` in numpy order (rows, cols)."""
 
-    def __init__(self, path):
+    def __init__(self, path, compute_type=np.float32):
+        self.compute_type = compute_type
         reader = GGUFReader(path)
         self.metadata = {name: field.contents() for name, field in reader.fields.items()
                          if not name.startswith("tokenizer.")}
@@ -28,12 +29,12 @@ class File:
         self.cache = {}
 
     def tensor(self, name):
-        """f32 array; None if the file has no such tensor."""
+        """None if the file has no such tensor."""
         if name not in self.raw:
             return None
         if name not in self.cache:
             tensor = self.raw[name]
-            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+            values = dequantize(tensor.data, tensor.tensor_type).astype(self.compute_type, copy=False)
             self.cache[name] = values.reshape(tensor.shape[::-1])
         return self.cache[name]
 
@@ -52,14 +53,16 @@ def linear(x, weight, bias=None):
     return y if bias is None else y + bias
 
 
-class Model:
-    """Teacher-forced logits of a GGUF file. Keys and values are rounded to kv_type."""
+class Decoder:
+    """Attention and feed-forward network of the layers of a GGUF file. Keys and values are rounded to kv_type,
+    everything else is compute_type."""
 
-    def __init__(self, path, kv_type=np.float32):
-        self.file = File(path)
+    def __init__(self, path, architectures, kv_type, compute_type):
+        self.file = File(path, compute_type)
         self.kv_type = kv_type
+        self.compute_type = compute_type
         self.arch = self.file.metadata["general.architecture"]
-        if self.arch not in ("llama", "qwen2", "qwen3"):
+        if self.arch not in architectures:
             raise ValueError(f"architecture {self.arch} is not known here")
         self.layers = self.key("block_count")
         self.heads = self.key("attention.head_count")
@@ -110,11 +113,11 @@ class Model:
     def rope(self, x):
         """x (n, heads, head_dim), position i in row i: turned by pairs."""
         angles = np.arange(x.shape[0])[:, None] * self.frequencies
-        cos = (np.cos(angles) * self.magnitude).astype(np.float32)[:, None]
-        sin = (np.sin(angles) * self.magnitude).astype(np.float32)[:, None]
+        cos = (np.cos(angles) * self.magnitude).astype(self.compute_type)[:, None]
+        sin = (np.sin(angles) * self.magnitude).astype(self.compute_type)[:, None]
         out = x.copy()
         half = self.rope_dim // 2
-        if self.arch == "llama":  # pairs (0, 1), (2, 3), …
+        if self.arch in ("llama", "eagle3"):  # pairs (0, 1), (2, 3), …
             first, second = np.s_[..., 0:self.rope_dim:2], np.s_[..., 1:self.rope_dim:2]
         else:  # pairs (0, half), (1, half + 1), …
             first, second = np.s_[..., :half], np.s_[..., half:self.rope_dim]
@@ -123,7 +126,7 @@ class Model:
         return out
 
     def attention(self, h, block):
-        """h (n, dim) normed; block ("attn_q" …) → tensors of the layer."""
+        """h (n, inputs of attn_q) normed; block ("attn_q.weight" …) → tensors of the layer."""
         n, group = h.shape[0], self.heads // self.kv_heads
 
         def heads(name, count):
@@ -135,12 +138,12 @@ class Model:
             q = rms_norm(q, block("attn_q_norm.weight"), self.epsilon)
             k = rms_norm(k, block("attn_k_norm.weight"), self.epsilon)
         q, k = self.rope(q), self.rope(k)
-        k, v = (x.astype(self.kv_type).astype(np.float32) for x in (k, v))
+        k, v = (x.astype(self.kv_type).astype(self.compute_type) for x in (k, v))
         position = np.arange(n)
         hidden = position[None] > position[:, None]
         if self.window:
             hidden |= position[None] <= position[:, None] - self.window
-        out = np.empty((n, self.heads, self.head_dim), np.float32)
+        out = np.empty((n, self.heads, self.head_dim), self.compute_type)
         for head in range(self.heads):
             scores = q[:, head] @ k[:, head // group].T * np.float32(1 / math.sqrt(self.head_dim))
             scores[hidden] = -np.inf
@@ -148,28 +151,47 @@ class Model:
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, head // group]
         return linear(out.reshape(n, -1), block("attn_output.weight"), block("attn_output.bias"))
 
-    def hidden_states(self, tokens):
-        """(n, dim) f32 after the final norm, of the n tokens of one sequence."""
+    def feed_forward(self, x, block):
+        """x (n, dim) before the layer's norm."""
+        h = rms_norm(x, block("ffn_norm.weight"), self.epsilon)
+        gate = linear(h, block("ffn_gate.weight"), block("ffn_gate.bias"))
+        up = linear(h, block("ffn_up.weight"), block("ffn_up.bias"))
+        return linear(silu(gate) * up, block("ffn_down.weight"), block("ffn_down.bias"))
+
+
+class Model(Decoder):
+    """Teacher-forced logits of a GGUF file. Keys and values are rounded to kv_type, all arrays are compute_type."""
+
+    def __init__(self, path, kv_type=np.float32, compute_type=np.float32):
+        super().__init__(path, ("llama", "qwen2", "qwen3"), kv_type, compute_type)
+
+    def layer_inputs(self, tokens):
+        """The residual stream of the n tokens of one sequence, (n, dim) each: at the input of every
+        layer, then after the last layer."""
         tensor = self.file.tensor
-        x = tensor("token_embd.weight")[np.asarray(tokens)]
+        inputs = [tensor("token_embd.weight")[np.asarray(tokens)]]
         for layer in range(self.layers):
 
             def block(name, layer=layer):
                 return tensor(f"blk.{layer}.{name}")
 
+            x = inputs[-1]
             x = x + self.attention(rms_norm(x, block("attn_norm.weight"), self.epsilon), block)
-            h = rms_norm(x, block("ffn_norm.weight"), self.epsilon)
-            gate = linear(h, block("ffn_gate.weight"), block("ffn_gate.bias"))
-            up = linear(h, block("ffn_up.weight"), block("ffn_up.bias"))
-            x = x + linear(silu(gate) * up, block("ffn_down.weight"), block("ffn_down.bias"))
-        return rms_norm(x, tensor("output_norm.weight"), self.epsilon)
+            inputs.append(x + self.feed_forward(x, block))
+        return inputs
+
+    def hidden_states(self, tokens):
+        """(n, dim) after the final norm, of the n tokens of one sequence."""
+        return rms_norm(self.layer_inputs(tokens)[-1], self.file.tensor("output_norm.weight"), self.epsilon)
+
+    def output_weight(self):
+        """(vocabulary, dim)"""
+        output = self.file.tensor("output.weight")
+        return self.file.tensor("token_embd.weight") if output is None else output
 
     def logits(self, tokens):
-        """(n, vocabulary) f32 of the n tokens of one sequence."""
-        tensor = self.file.tensor
-        output = tensor("output.weight")
-        return linear(self.hidden_states(tokens), tensor("token_embd.weight") if output is None else output,
-                      tensor("output.bias"))
+        """(n, vocabulary) of the n tokens of one sequence."""
+        return linear(self.hidden_states(tokens), self.output_weight(), self.file.tensor("output.bias"))
 
 
 def main():
