@@ -1,4 +1,5 @@
-# Tiny models of each family with the logits of transformers, and hidden states of a numpy forward pass. Sourced by ./dev oracle.
+# Tiny models of each family with the logits of transformers, hidden states of a numpy forward pass, and draft heads
+# with the logits and drafts of one. Sourced by ./dev oracle.
 need gcc=gcc nm=binutils
 # torch without its dependencies: PyPI's build asks for 3 GB of CUDA libraries that nothing here uses.
 python_tools torch 'gguf==0.19.0' 'transformers==5.23.0' sympy networkx fsspec jinja2
@@ -7,3 +8,4 @@ TORCH=$("$PYTHON" -c 'import importlib.util as u; print(u.find_spec("torch").sub
 "$PYTHON" tools/oracle/torch_stubs.py "$TORCH/lib" "$CACHE/torch-stubs"
 LD_LIBRARY_PATH=$CACHE/torch-stubs "$PYTHON" tools/oracle/tiny_models.py
 "$PYTHON" tools/oracle/test_forward.py --write
+"$PYTHON" tools/oracle/tiny_heads.py
