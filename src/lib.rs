@@ -100,7 +100,7 @@ pub use compute::{
 };
 pub use context::{ContextBuilder, ContextInfo, CudaContext, Scrub};
 pub use device::{Backend, DeviceCaps, cuda_available, devices};
-pub use engine::{Engine, EngineInfo, Sequence, Ticket, Token};
+pub use engine::{Engine, EngineInfo, Sequence, Ticket, Token, TokenFeatures};
 pub use error::{Error, ErrorKind, Numbers, Result};
 pub use failover::{Failover, FailoverEvent, FailoverMode};
 pub use gemm::{Activation, Gemm, GemmType, gemm_library};

@@ -7,6 +7,7 @@
 #include "core/backend/host_backend.h"
 #include "llm/gguf/gguf.h"
 #include "llm/model/model.h"
+#include "llm/model/tiny_cases.h"
 
 namespace wcuda::fuzz {
 namespace {
@@ -21,6 +22,18 @@ bool is_refusal(const Status& status) {
          *status.message() != '\0';
 }
 
+// A head of another target than this one is refused when it is loaded.
+bool is_refusal_of_head(const Status& status) {
+  return status.code() == WCUDA_INVALID_ARGUMENT || is_refusal(status);
+}
+
+// The target of every draft head.
+std::shared_ptr<model::Model> load_target(const std::shared_ptr<Backend>& backend) {
+  static const std::string bytes = testing::smallest_model("llama").build();
+  const auto file = gguf::Gguf::open(gguf::open_memory(bytes.data(), bytes.size()).take()).take();
+  return model::Model::load(vram::Memory::create(backend, 0), file, {}).take();
+}
+
 // What the forward pass relies on.
 std::string check_config(const model::Config& c) {
   WCUDA_EXPECT(c.layer_count > 0 && c.embedding_length > 0 && c.feed_forward_length > 0);
@@ -33,6 +46,10 @@ std::string check_config(const model::Config& c) {
   WCUDA_EXPECT(std::isfinite(c.rope_magnitude) && c.rope_magnitude > 0.0f);
   WCUDA_EXPECT(std::isfinite(c.norm_epsilon) && c.norm_epsilon > 0.0f);
   WCUDA_EXPECT(std::isfinite(c.attention_scale) && c.attention_scale > 0.0f);
+  if (!c.draft_head.exists()) return "";
+  WCUDA_EXPECT(c.layer_count == 1 && c.draft_head.vocabulary_size > 0);
+  WCUDA_EXPECT(c.draft_head.vocabulary_size <= c.vocabulary_size);
+  WCUDA_EXPECT(c.draft_head.maps_tokens || c.draft_head.vocabulary_size == c.vocabulary_size);
   return "";
 }
 
@@ -53,14 +70,25 @@ std::string check_weights(const model::Model& model) {
   const uint64_t queries = uint64_t{c.head_count} * c.head_length;
   const uint64_t keys = uint64_t{c.kv_head_count} * c.head_length;
   WCUDA_EXPECT(is_matrix(w.token_embedding, c.vocabulary_size, c.embedding_length));
-  WCUDA_EXPECT(is_matrix(w.output, c.vocabulary_size, c.embedding_length));
-  WCUDA_EXPECT(w.output_norm != nullptr && std::isfinite(w.rope_frequencies[0]));
   WCUDA_EXPECT(w.layers.size() == c.layer_count);
+  const model::DraftHead& head = c.draft_head;
+  const uint32_t outputs = head.exists() ? head.vocabulary_size : c.vocabulary_size;
+  const uint64_t width = uint64_t{c.embedding_length} * (head.exists() ? 2 : 1);
+  WCUDA_EXPECT(is_matrix(w.output, outputs, c.embedding_length));
+  if (head.exists()) {
+    WCUDA_EXPECT(is_matrix(w.features, c.embedding_length, head.feature_width()));
+    WCUDA_EXPECT(w.layers[0].state_norm != nullptr);
+    WCUDA_EXPECT(head.norms_features == (w.features_norm != nullptr));
+    WCUDA_EXPECT(head.maps_tokens == (w.draft_tokens != nullptr));
+    for (uint32_t i = 0; head.maps_tokens && i < outputs; ++i)
+      WCUDA_EXPECT(static_cast<uint32_t>(w.draft_tokens[i]) < c.vocabulary_size);
+  }
+  WCUDA_EXPECT(w.output_norm != nullptr && std::isfinite(w.rope_frequencies[0]));
   volatile uint32_t sum = touch(w.token_embedding) + touch(w.output);
   for (const model::LayerWeights& layer : w.layers) {
-    WCUDA_EXPECT(is_matrix(layer.query, queries, c.embedding_length));
-    WCUDA_EXPECT(is_matrix(layer.key, keys, c.embedding_length));
-    WCUDA_EXPECT(is_matrix(layer.value, keys, c.embedding_length));
+    WCUDA_EXPECT(is_matrix(layer.query, queries, width));
+    WCUDA_EXPECT(is_matrix(layer.key, keys, width));
+    WCUDA_EXPECT(is_matrix(layer.value, keys, width));
     WCUDA_EXPECT(is_matrix(layer.attention_output, c.embedding_length, queries));
     WCUDA_EXPECT(is_matrix(layer.gate, c.feed_forward_length, c.embedding_length));
     WCUDA_EXPECT(is_matrix(layer.up, c.feed_forward_length, c.embedding_length));
@@ -88,20 +116,26 @@ std::string exercise_model(const uint8_t* data, size_t bytes, bool* is_loaded) {
   if (std::string wrong = check_config(plan->config); !wrong.empty()) return wrong;
   if (plan->weights_bytes + plan->staging_bytes > kLoadedBytesMax) return "";
 
-  const auto memory = vram::Memory::create(backend, 0);
+  const bool is_head = plan->config.draft_head.exists();
+  static const std::shared_ptr<model::Model> target = load_target(backend);
+  const auto memory = is_head ? target->memory() : vram::Memory::create(backend, 0);
+  const uint64_t held = memory->ledger().sum(WCUDA_PURPOSE_WEIGHTS).current_bytes;
   {
-    const auto model = model::Model::load(memory, *file, {});
+    model::LoadOptions options;
+    if (is_head) options.target = target;
+    const auto model = model::Model::load(memory, *file, options);
     if (model.ok()) {
-      WCUDA_EXPECT(memory->ledger().sum(WCUDA_PURPOSE_WEIGHTS).current_bytes ==
+      WCUDA_EXPECT(memory->ledger().sum(WCUDA_PURPOSE_WEIGHTS).current_bytes - held ==
                    plan->weights_bytes);
-      WCUDA_EXPECT(memory->ledger().sum(WCUDA_PURPOSE_STAGING).peak_bytes == plan->staging_bytes);
+      WCUDA_EXPECT(is_head ||
+                   memory->ledger().sum(WCUDA_PURPOSE_STAGING).peak_bytes == plan->staging_bytes);
       if (std::string wrong = check_weights(**model); !wrong.empty()) return wrong;
       if (is_loaded != nullptr) *is_loaded = true;
     } else {
-      WCUDA_EXPECT(is_refusal(model.status()));
+      WCUDA_EXPECT(is_head ? is_refusal_of_head(model.status()) : is_refusal(model.status()));
     }
   }
-  WCUDA_EXPECT(memory->ledger().sum(WCUDA_PURPOSE_ANY).current_bytes == 0);
+  WCUDA_EXPECT(memory->ledger().sum(WCUDA_PURPOSE_ANY).current_bytes == held);
   WCUDA_EXPECT(memory->ledger().sum(WCUDA_PURPOSE_STAGING).current_bytes == 0);
   return "";
 }

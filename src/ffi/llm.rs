@@ -9,17 +9,17 @@ pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
     wcuda_gguf_value::push_layout(rows);
     wcuda_gguf_tensor::push_layout(rows);
     wcuda_tensor_type_info::push_layout(rows);
+    wcuda_model::push_layout(rows);
+    wcuda_engine::push_layout(rows);
     wcuda_engine_options::push_layout(rows);
     wcuda_plan::push_layout(rows);
     wcuda_step_shape::push_layout(rows);
     wcuda_step_rates::push_layout(rows);
     wcuda_step_node::push_layout(rows);
     wcuda_cancel::push_layout(rows);
-    wcuda_model::push_layout(rows);
     wcuda_model_options::push_layout(rows);
     wcuda_model_info::push_layout(rows);
     wcuda_tensor_digests::push_layout(rows);
-    wcuda_engine::push_layout(rows);
     wcuda_engine_info::push_layout(rows);
     wcuda_sequence::push_layout(rows);
     wcuda_page_key::push_layout(rows);
@@ -222,6 +222,18 @@ unsafe extern "C" {
 
 // ---- 9. Engine options and plan: the memory a model needs, before a byte is allocated ----
 
+c_struct! {
+    wcuda_model {
+        id: u64,
+    }
+}
+
+c_struct! {
+    wcuda_engine {
+        id: u64,
+    }
+}
+
 pub const WCUDA_KV_F16: i32 = 0;
 pub const WCUDA_KV_Q8_0: i32 = 1;
 pub const WCUDA_KV_FP8_E4M3: i32 = 2;
@@ -246,6 +258,8 @@ c_struct! {
         max_top_logprobs: u32,
         max_draft_tokens: u32,
         reserved: u32,
+        draft_head: wcuda_model,
+        target: wcuda_engine,
     }
 }
 
@@ -340,12 +354,6 @@ unsafe extern "C" {
     pub fn wcuda_cancel_trigger(cancel: wcuda_cancel, error: *mut wcuda_error) -> wcuda_status;
 }
 
-c_struct! {
-    wcuda_model {
-        id: u64,
-    }
-}
-
 pub const WCUDA_LOAD_PLAN: i32 = 1;
 pub const WCUDA_LOAD_RESERVE: i32 = 2;
 pub const WCUDA_LOAD_UPLOAD: i32 = 3;
@@ -363,6 +371,7 @@ c_struct! {
         progress: wcuda_progress_callback,
         progress_user: *mut c_void,
         cancel: wcuda_cancel,
+        target: wcuda_model,
     }
 }
 
@@ -425,12 +434,6 @@ unsafe extern "C" {
 }
 
 // ---- 11. Engine and sequences ----
-
-c_struct! {
-    wcuda_engine {
-        id: u64,
-    }
-}
 
 unsafe extern "C" {
     pub fn wcuda_engine_create(
@@ -611,6 +614,7 @@ c_struct! {
         stop_count: u32,
         next_token: i32,
         token_top_logprobs: u32,
+        features: wcuda_sequence,
     }
 }
 

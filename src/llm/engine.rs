@@ -101,7 +101,7 @@ pub struct EngineInfo {
     pub kv_cached_page_count: u64,
     /// Pages that sequences hold; the others are free.
     pub kv_held_page_count: u64,
-    /// Bytes of the keys and values of one position.
+    /// Bytes of the keys and values of one position, and of its features if these are kept.
     pub kv_token_bytes: u64,
     /// Bytes of pages, page tables and token history.
     pub kv_bytes: u64,
@@ -132,10 +132,46 @@ pub struct Sequence {
     engine: ffi::wcuda_engine,
 }
 
+/// Names the features of a [`Sequence`], which rows of a [draft head](Engine::of_draft_head) read. When the sequence has
+/// been dropped, using them is an error.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenFeatures(pub(crate) ffi::wcuda_sequence);
+
 impl Engine {
     /// Reserves memory for keys and values and for the intermediate results of a step.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Self> {
-        let options = options.to_native();
+        Self::create(model, options.to_native())
+    }
+
+    /// Creates the engine of a draft head, whose rows read [features](crate::Row::features) of sequences of `target`. That
+    /// engine runs the model for which the head was loaded, with the option
+    /// [`draft_head`](EngineOptions::draft_head). Its memory is freed when both engines have been dropped. A step
+    /// with features is [`ErrorKind::Busy`] while another thread uses that engine.
+    ///
+    /// ```no_run
+    /// # fn f(model: &worker_cuda::Model, head: &worker_cuda::Model) -> worker_cuda::Result<()> {
+    /// use worker_cuda::{Engine, EngineOptions, Row, Sampling, Step};
+    ///
+    /// let mut engine = Engine::new(model, &EngineOptions::new().draft_head(head))?;
+    /// let mut drafting = Engine::of_draft_head(head, &EngineOptions::new(), &engine)?;
+    /// let (text, guesses) = (engine.create_sequence()?, drafting.create_sequence()?);
+    /// let ticket = engine.submit(&Step::new().row(Row::tokens(&text, &[1, 2, 3])))?;
+    /// engine.wait(ticket)?;
+    /// // The tokens that follow positions 0 and 1; the guess is the token after 3.
+    /// let greedy = Sampling::greedy();
+    /// let row = Row::tokens(&guesses, &[2, 3]).features(text.features()).sample(&greedy);
+    /// let ticket = drafting.submit(&Step::new().row(row))?;
+    /// println!("{:?}", drafting.wait(ticket)?.rows()[0].token);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn of_draft_head(head: &Model, options: &EngineOptions, target: &Engine) -> Result<Self> {
+        let mut options = options.to_native();
+        options.target = target.handle.0;
+        Self::create(head, options)
+    }
+
+    fn create(model: &Model, options: ffi::wcuda_engine_options) -> Result<Self> {
         let mut handle = ffi::wcuda_engine::zeroed();
         // SAFETY: `options` and `handle` are valid for the call.
         call(|error| unsafe {
@@ -556,6 +592,11 @@ impl fmt::Debug for Engine {
 }
 
 impl Sequence {
+    /// Its features, if the engine keeps them for a draft head.
+    pub fn features(&self) -> TokenFeatures {
+        TokenFeatures(self.handle)
+    }
+
     /// Tokens submitted so far, including those of steps in flight.
     pub fn len(&self) -> Result<u32> {
         let mut length = 0;

@@ -22,6 +22,8 @@ struct Inner {
     info: ModelInfo,
     gguf: Gguf,
     context: CudaContext,
+    /// Of a draft head.
+    target: Option<Model>,
 }
 
 struct Handle(ffi::wcuda_model);
@@ -148,6 +150,7 @@ pub struct ModelBuilder<'a> {
     gguf: &'a Gguf,
     progress: Option<Box<dyn FnMut(Progress) -> ControlFlow<()> + 'a>>,
     cancel: Option<CancelHandle>,
+    target: Option<&'a Model>,
 }
 
 impl Model {
@@ -172,6 +175,7 @@ impl Model {
             gguf,
             progress: None,
             cancel: None,
+            target: None,
         }
     }
 
@@ -215,10 +219,24 @@ impl Model {
         &self.0.context
     }
 
+    /// The model whose next tokens a draft head guesses; None for other models.
+    pub fn target(&self) -> Option<&Model> {
+        self.0.target.as_ref()
+    }
+
     pub(crate) fn handle(&self) -> ffi::wcuda_model {
         self.0.handle.0
     }
 }
+
+/// Whether they are clones of one loaded model.
+impl PartialEq for Model {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Model {}
 
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -242,6 +260,25 @@ impl<'a> ModelBuilder<'a> {
         self
     }
 
+    /// The model whose next tokens the file guesses, which is a draft head: a file of architecture `eagle3`. Such a
+    /// file is loaded with its target, and others without.
+    ///
+    /// ```no_run
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// use worker_cuda::{CudaContext, Gguf, Model};
+    ///
+    /// let context = CudaContext::auto()?;
+    /// let model = Model::load(&context, &Gguf::open("8b.gguf")?)?;
+    /// let head = Gguf::open("8b-eagle3.gguf")?;
+    /// let head = Model::builder(&context, &head).target(&model).load()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn target(mut self, target: &'a Model) -> Self {
+        self.target = Some(target);
+        self
+    }
+
     /// Loads the model. On an error nothing stays loaded, and the ledger is as before. A cancelled load is
     /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled).
     pub fn load(self) -> Result<Model> {
@@ -256,6 +293,9 @@ impl<'a> ModelBuilder<'a> {
         }
         if let Some(cancel) = &self.cancel {
             options.cancel = cancel.0.0;
+        }
+        if let Some(target) = self.target {
+            options.target = target.handle();
         }
         let mut handle = ffi::wcuda_model::zeroed();
         let loaded = self.gguf.run_reading(|| {
@@ -278,6 +318,7 @@ impl<'a> ModelBuilder<'a> {
             info,
             gguf,
             context,
+            target: self.target.cloned(),
         })))
     }
 }

@@ -86,6 +86,7 @@ pub struct EngineOptions {
     max_logits_rows: u32,
     max_top_logprobs: u32,
     max_draft_tokens: u32,
+    draft_head: Option<Model>,
 }
 
 impl EngineOptions {
@@ -185,6 +186,18 @@ impl EngineOptions {
         self
     }
 
+    /// A draft head of the model: the engine keeps the features that this head reads, next to keys and values. Default:
+    /// none. [`ModelDraft::head`](crate::generate::ModelDraft::head) guesses with it.
+    pub fn draft_head(mut self, head: &Model) -> Self {
+        self.draft_head = Some(head.clone());
+        self
+    }
+
+    /// The draft head, if there is one.
+    pub(crate) fn head(&self) -> Option<&Model> {
+        self.draft_head.as_ref()
+    }
+
     fn flag(mut self, flag: u64, on: bool) -> Self {
         self.flags = if on {
             self.flags | flag
@@ -206,6 +219,9 @@ impl EngineOptions {
         native.max_logits_rows = self.max_logits_rows;
         native.max_top_logprobs = self.max_top_logprobs;
         native.max_draft_tokens = self.max_draft_tokens;
+        if let Some(head) = &self.draft_head {
+            native.draft_head = head.handle();
+        }
         native
     }
 }

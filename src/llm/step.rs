@@ -2,7 +2,7 @@
 
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::ffi;
-use crate::llm::engine::{OutputSize, Sequence, Token};
+use crate::llm::engine::{OutputSize, Sequence, Token, TokenFeatures};
 
 /// How the next token is sampled.
 ///
@@ -109,6 +109,7 @@ pub struct Row<'a> {
     sampling: Option<&'a Sampling>,
     next_token: Option<Token>,
     token_top: u32,
+    features: Option<TokenFeatures>,
 }
 
 impl<'a> Row<'a> {
@@ -123,6 +124,7 @@ impl<'a> Row<'a> {
             sampling: None,
             next_token: None,
             token_top: 0,
+            features: None,
         }
     }
 
@@ -138,6 +140,7 @@ impl<'a> Row<'a> {
             sampling: None,
             next_token: None,
             token_top: 0,
+            features: None,
         }
     }
 
@@ -244,6 +247,15 @@ impl<'a> Row<'a> {
     pub fn token_logprobs(mut self, top: u32, next: Option<Token>) -> Self {
         self.flags |= ffi::WCUDA_ROW_TOKEN_LOGPROBS;
         (self.token_top, self.next_token) = (top, next);
+        self
+    }
+
+    /// For the engine of a [draft head](crate::Engine::of_draft_head): the token at position `p` of the row's sequence
+    /// is the one that follows position `p` of the sequence with these features, and the head reads those of the same
+    /// positions. A row without features has one token, which follows the last one of its sequence; the head's own state
+    /// takes their place.
+    pub fn features(mut self, features: TokenFeatures) -> Self {
+        self.features = Some(features);
         self
     }
 
@@ -421,6 +433,9 @@ impl NativeStep {
                 stop_count: to_u32(row.stop_tokens.len(), "stop tokens of a row")?,
                 next_token: row.next_token.map_or(-1, |token| token as i32),
                 token_top_logprobs: row.token_top,
+                features: row
+                    .features
+                    .map_or(ffi::wcuda_sequence::zeroed(), |features| features.0),
                 sampling: match row.sampling {
                     Some(_) => sampling.next().map_or(std::ptr::null(), std::ptr::from_ref),
                     None => std::ptr::null(),

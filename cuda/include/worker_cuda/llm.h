@@ -191,6 +191,14 @@ WCUDA_API wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_ty
  * 9. Engine options and plan: how much memory a model needs, computed before anything is allocated
  */
 
+/* The handles of sections 10 and 11. */
+typedef struct wcuda_model {
+  uint64_t id;
+} wcuda_model;
+typedef struct wcuda_engine {
+  uint64_t id;
+} wcuda_engine;
+
 #define WCUDA_KV_F16 0
 #define WCUDA_KV_Q8_0 1
 #define WCUDA_KV_FP8_E4M3 2
@@ -234,8 +242,16 @@ typedef struct wcuda_engine_options {
   uint32_t max_top_logprobs;    /* likely tokens reported per sampled token, at most 128; 0: none */
   uint32_t max_draft_tokens;    /* draft tokens in one step, over all rows; 0: rows have none */
   uint32_t reserved;
+  /* A draft head of the model: the engine keeps the features that this head reads, 6 bytes for each position
+   * and element of embedding_length, in its KV pages. The head must have been loaded with this model as its
+   * target. */
+  wcuda_model draft_head;
+  /* Required for the engine of a draft head, and only there: the engine whose sequences have the features
+   * that the head reads. Its memory is freed when both engines are destroyed. A step that reads features uses
+   * both engines. */
+  wcuda_engine target;
 } wcuda_engine_options;
-#define WCUDA_ENGINE_OPTIONS_INIT {sizeof(wcuda_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define WCUDA_ENGINE_OPTIONS_INIT {sizeof(wcuda_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}}
 
 typedef struct wcuda_plan {
   uint32_t struct_size;
@@ -327,10 +343,6 @@ WCUDA_API void wcuda_cancel_destroy(wcuda_cancel cancel);
  * [any thread] */
 WCUDA_API wcuda_status wcuda_cancel_trigger(wcuda_cancel cancel, wcuda_error* error);
 
-typedef struct wcuda_model {
-  uint64_t id;
-} wcuda_model;
-
 #define WCUDA_LOAD_PLAN 1
 #define WCUDA_LOAD_RESERVE 2
 #define WCUDA_LOAD_UPLOAD 3 /* done_bytes counts the bytes that were read, validated and repacked */
@@ -349,8 +361,12 @@ typedef struct wcuda_model_options {
   wcuda_progress_callback progress; /* may be NULL */
   void* progress_user;
   wcuda_cancel cancel;              /* id 0 means none */
+  /* Required for a draft head (architecture "eagle3"), and only there: the model whose next tokens it guesses,
+   * in the same context. The head uses its token embeddings and output matrix if the file has none, and keeps
+   * it loaded. */
+  wcuda_model target;
 } wcuda_model_options;
-#define WCUDA_MODEL_OPTIONS_INIT {sizeof(wcuda_model_options), 0, 0, NULL, NULL, {0}}
+#define WCUDA_MODEL_OPTIONS_INIT {sizeof(wcuda_model_options), 0, 0, NULL, NULL, {0}, {0}}
 
 /* Loads a model's weights. `options` may be NULL. After a failure nothing stays allocated.
  *   WCUDA_CANCELLED    the load was cancelled; it reads at most 16 MiB more before it returns
@@ -411,10 +427,6 @@ WCUDA_API wcuda_status wcuda_model_verify(wcuda_model model, wcuda_error* error)
  * 11. Engine and sequences
  */
 
-typedef struct wcuda_engine {
-  uint64_t id;
-} wcuda_engine;
-
 /* Allocates the KV pages and the scratch memory of an engine. `options` may be NULL for the defaults.
  * Several engines may share a model. If several engines on one device use persistent fused layers, their
  * steps run one after another. [any thread] */
@@ -443,7 +455,8 @@ typedef struct wcuda_engine_info {
   uint64_t scratch_bytes;
   uint64_t kv_cached_page_count; /* pages with a key that no sequence holds */
   uint64_t kv_held_page_count;   /* pages that sequences hold; the others are free */
-  uint64_t kv_token_bytes;       /* size of the keys and values of one position in all layers */
+  uint64_t kv_token_bytes;       /* size of the keys and values of one position in all layers, and of the
+                                    features that are kept for a draft head */
   uint32_t max_draft_tokens;     /* the limit in effect */
   uint32_t reserved;
 } wcuda_engine_info;
@@ -699,8 +712,14 @@ typedef struct wcuda_row {
   int32_t next_token;             /* the token that will follow the row; -1: none */
   uint32_t token_top_logprobs;    /* number of most likely tokens to report for each token, at most
                                      max_top_logprobs */
+  /* Only in the engine of a draft head: a sequence of its target engine. The row's token at position p then
+   * is the token that follows position p of this sequence, and the row reads the features of the same
+   * positions. Steps of the target that compute them must have been waited for. Until the row has been waited
+   * for, the target writes no page that it reads. 0: the row has one token, which follows the last one of its
+   * sequence, and the head's own state takes the place of the features. */
+  wcuda_sequence features;
 } wcuda_row;
-#define WCUDA_ROW_INIT {sizeof(wcuda_row), 0, {0}, NULL, NULL, 0, 0, NULL, NULL, 0, 0, 0, 0}
+#define WCUDA_ROW_INIT {sizeof(wcuda_row), 0, {0}, NULL, NULL, 0, 0, NULL, NULL, 0, 0, 0, 0, {0}}
 
 typedef struct wcuda_step {
   uint32_t struct_size;

@@ -10,7 +10,7 @@ namespace wcuda::kernels {
 
 // ---- inputs ----
 
-constexpr uint32_t kInputSegmentsMax = 12;
+constexpr uint32_t kInputSegmentsMax = 13;
 
 // Header of the block of inputs. All rows of a segment have the same length.
 struct InputHeader {
@@ -53,6 +53,8 @@ constexpr uint32_t kRowHiddenFirst = 128;
 constexpr uint32_t kRowHiddenSum = 256;
 constexpr uint32_t kRowHidden = kRowHiddenLast | kRowHiddenFirst | kRowHiddenSum;
 constexpr uint32_t kRowTokenLogprobs = 512;  // of its own tokens
+// The engine's: a row of a draft head that reads features of a sequence of its target.
+constexpr uint32_t kRowFeatures = 1024;
 
 // One row of a step, on the host and on the device: consecutive tokens of one sequence.
 // token_count 0: a row that pads the batch and does nothing.

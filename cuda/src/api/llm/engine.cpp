@@ -2,6 +2,7 @@
 #include "llm/engine/engine.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "api/base/buffer.h"
 #include "api/base/elements.h"
@@ -15,11 +16,6 @@ using namespace wcuda::api;
 
 namespace wcuda::api {
 
-struct EngineObject {
-  std::shared_ptr<engine::Engine> engine;
-  Exclusive exclusive;
-};
-
 struct SequenceObject {
   std::shared_ptr<EngineObject> owner;
   std::shared_ptr<engine::Sequence> sequence;
@@ -27,8 +23,6 @@ struct SequenceObject {
 
 }  // namespace wcuda::api
 
-template <>
-struct wcuda::api::HandleOf<wcuda_engine> : HandleTo<Kind::kEngine, EngineObject> {};
 template <>
 struct wcuda::api::HandleOf<wcuda_sequence> : HandleTo<Kind::kSequence, SequenceObject> {};
 
@@ -162,6 +156,13 @@ Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t inde
   if (object->owner.get() != &owner)
     return Status::error(WCUDA_INVALID_HANDLE, "row %u: the sequence is of another engine", index);
   row->sequence = object->sequence;
+  if (given.features.id != 0) {
+    WCUDA_ASSIGN(const auto features, resolve(given.features, "row.features"));
+    if (features->owner->engine.get() != owner.engine->target())
+      return Status::error(WCUDA_INVALID_HANDLE,
+                           "row %u: row.features is no sequence of the engine's target", index);
+    row->features = features->sequence;
+  }
   row->tokens = given.tokens;
   row->step.flags = given.flags;
   row->step.token_count = given.token_count;
@@ -198,8 +199,12 @@ wcuda_status wcuda_engine_create(wcuda_model model, const wcuda_engine_options* 
     WCUDA_TRY(check_not_null(engine, "engine"));
     WCUDA_ASSIGN(const auto loaded, resolve(model, "model"));
     WCUDA_ASSIGN(const auto given, read_struct_or(kEngineDefaults, options, "options"));
+    WCUDA_ASSIGN(auto peers, resolve_peers(given));
     const auto object = std::make_shared<EngineObject>();
-    WCUDA_ASSIGN(object->engine, engine::Engine::create(loaded, given));
+    WCUDA_ASSIGN(object->engine, engine::Engine::create(loaded, given, nullptr, std::move(peers)));
+    if (given.target.id != 0) {
+      WCUDA_ASSIGN(object->target, resolve(given.target, "options->target"));
+    }
     return insert(object, engine);
   });
 }
@@ -399,6 +404,12 @@ wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step, uint
       return read_row(*object, row, static_cast<uint32_t>(i), &rows[i]);
     };
     WCUDA_TRY(for_each_element(given.rows, given.row_count, "rows", read));
+    // Reading features queues work on the target's stream.
+    std::optional<ExclusiveUse> target;
+    if (std::any_of(rows.begin(), rows.end(), [](const auto& row) { return row.features; })) {
+      WCUDA_ASSIGN(auto alone, ExclusiveUse::acquire(object->target->exclusive, "target engine"));
+      target.emplace(std::move(alone));
+    }
     WCUDA_ASSIGN(*ticket, object->engine->submit(std::move(rows)));
     return {};
   });

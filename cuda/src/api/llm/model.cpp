@@ -60,6 +60,9 @@ Status load(wcuda_context context, wcuda_gguf gguf, const wcuda_model_options& o
   Progress progress(options.progress, options.progress_user);
   model::LoadOptions load_options;
   load_options.progress = std::ref(progress);
+  if (options.target.id != 0) {
+    WCUDA_ASSIGN(load_options.target, resolve(options.target, "options->target"));
+  }
   if (cancel) load_options.is_cancelled = [cancel] { return cancel->triggered.load(); };
   WCUDA_ASSIGN(auto loaded, model::Model::load(owner->memory, std::move(file), load_options));
   WCUDA_TRY(insert(std::move(loaded), model));

@@ -19,11 +19,12 @@ wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
     WCUDA_ASSIGN(const auto object, resolve(context, "context"));
     WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
     WCUDA_ASSIGN(const auto given, read_struct_or(kEngineDefaults, options, "options"));
+    WCUDA_ASSIGN(const engine::Peers peers, resolve_peers(given));
     vram::Memory& memory = *object->memory;
     WCUDA_ASSIGN(const model::LoadPlan load, model::plan_load(memory.backend(), *file));
     WCUDA_ASSIGN(const std::unique_ptr<ops::Ops> ops, ops::make_ops(memory.shared_backend()));
-    WCUDA_ASSIGN(const engine::Plan engine,
-                 engine::plan_engine(memory.backend(), *ops, load.config, load.weights, given));
+    WCUDA_ASSIGN(const engine::Plan engine, engine::plan_engine(memory.backend(), *ops, load.config,
+                                                                load.weights, given, peers));
     wcuda_plan out = WCUDA_PLAN_INIT;
     out.weights_bytes = load.weights_bytes;
     out.kv_bytes = engine.layout.kv_bytes;
@@ -52,8 +53,10 @@ wcuda_status wcuda_plan_steps_list(wcuda_context context, wcuda_gguf gguf,
     WCUDA_ASSIGN(const auto object, resolve(context, "context"));
     WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
     WCUDA_ASSIGN(const auto given, read_struct_or(kEngineDefaults, options, "options"));
-    WCUDA_ASSIGN(const engine::StepReport report,
-                 engine::report_step(object->memory->shared_backend(), *file, given, asked, name));
+    WCUDA_ASSIGN(const engine::Peers peers, resolve_peers(given));
+    WCUDA_ASSIGN(
+        const engine::StepReport report,
+        engine::report_step(object->memory->shared_backend(), *file, given, peers, asked, name));
     return write_steps(report, nullptr, rates, first, {nodes, capacity, "nodes"}, count);
   });
 }

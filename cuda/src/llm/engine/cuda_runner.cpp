@@ -52,6 +52,7 @@ enum Segment : uint32_t {
   kBiasTokens,
   kBiasValues,
   kMasks,
+  kFeatureTables,
   kScoredIndices,  // this and the next only in steps that have scored tokens
   kScored,
   kSegmentCount,
@@ -75,6 +76,7 @@ struct Sizes {
         {bias_entries, sizeof(int32_t)},
         {bias_entries, sizeof(float)},
         {rows, align_up(mask_words * sizeof(uint32_t), 16)},
+        {rows, align_up(limits.target_sequence_pages * sizeof(uint32_t), 16)},
         {limits.max_scored_tokens(), sizeof(uint32_t)},
         {limits.max_scored_tokens(), sizeof(kernels::ScoredToken)},
     };
@@ -173,9 +175,9 @@ class CudaRunner final : public Runner {
 
  private:
   // parity, rows, tokens, shortest and longest row, positions, logits, filters, raw log
-  // probabilities, shared prefix, hidden states, drafts
+  // probabilities, shared prefix, hidden states, drafts, features
   using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
-                              bool, bool, bool, bool, bool>;
+                              bool, bool, bool, bool, bool, bool>;
   struct CapturedStep {
     std::unique_ptr<CudaGraph> graph;  // null: the class has occurred, and has no graph
     bool has_persistent_layers = false;
@@ -373,6 +375,12 @@ uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
     to.scored = room(kScored, used.scored_count, used.scored_count, kernels::ScoredToken{0, 0, 0});
   }
   to.page_tables = inputs.add<uint32_t>(kPageTables, used.row_count, pages * sizeof(uint32_t));
+  uint64_t feature_pages = 0;
+  for (const Row& row : ticket.rows)
+    feature_pages = std::max<uint64_t>(feature_pages, row.feature_pages.size());
+  to.feature_table_stride = align_up(feature_pages, 4);
+  to.feature_tables = inputs.add<uint32_t>(kFeatureTables, feature_pages == 0 ? 0 : used.row_count,
+                                           feature_pages * sizeof(uint32_t));
   to.write(ticket);
   write_sampling(ticket, shape, &inputs);
   return inputs.bytes();
@@ -517,7 +525,8 @@ Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shap
                     shape.has_raw_logprobs,
                     shape.has_shared_prefix,
                     shape.has_hidden_states,
-                    shape.has_drafts};
+                    shape.has_drafts,
+                    shape.has_features};
   };
   const auto [place, is_new] = graphs_.try_emplace(key_of(shape.parity));
   if (is_new) graphs_.try_emplace(key_of(1 - shape.parity));
@@ -554,6 +563,8 @@ kernels::InputScatterArgs CudaRunner::input_scatter_args(const Shape& shape) con
   args.targets[kBiasValues] = on_device<uint8_t>(sizes_.device_bias_values);
   args.targets[kMasks] = on_device<uint8_t>(sizes_.device_masks);
   args.target_strides[kMasks] = sizes_.mask_words * sizeof(uint32_t);
+  args.targets[kFeatureTables] = in_ticket(layout.feature_tables);
+  args.target_strides[kFeatureTables] = machine_.limits.target_sequence_pages * sizeof(uint32_t);
   args.targets[kScoredIndices] = in_ticket(layout.scored_indices);
   args.targets[kScored] = in_ticket(layout.scored);
   return args;

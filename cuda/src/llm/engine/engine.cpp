@@ -6,9 +6,38 @@
 
 namespace wcuda::engine {
 
+namespace {
+
+// A draft head and its target belong together, and its engine with one that keeps its features.
+Status check_peers(const model::Model& model, const Peers& peers) {
+  if (peers.draft_head != nullptr && peers.draft_head->config().draft_head.exists() &&
+      peers.draft_head->target().get() != &model)
+    return invalid_argument("engine option draft_head was loaded for another target model");
+  const model::DraftHead& head = model.config().draft_head;
+  if (!head.exists()) return {};
+  if (peers.target == nullptr)
+    return invalid_argument("the engine of a draft head needs the option target");
+  const Limits& kept = peers.target->limits();
+  if (&peers.target->model() != model.target().get())
+    return invalid_argument("engine option target runs another model than the draft head's target");
+  if (!kept.keeps_features ||
+      !std::equal(kept.feature_layers, kept.feature_layers + model::kFeatureLayers,
+                  head.target_layers))
+    return invalid_argument("engine option target does not keep the features of this draft head");
+  return {};
+}
+
+kernels::FeaturePages feature_pages(const Machine& machine) {
+  return {machine.pool.data, machine.pool.page_count, machine.model->config().layer_count,
+          machine.layout.page_layer_bytes, machine.limits.kept_feature_width};
+}
+
+}  // namespace
+
 Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> model,
                                                const wcuda_engine_options& options,
-                                               std::unique_ptr<ops::Ops> ops) {
+                                               std::unique_ptr<ops::Ops> ops, Peers peers) {
+  WCUDA_TRY(check_peers(*model, peers));
   std::shared_ptr<Engine> engine(new Engine());
   Machine& machine = engine->machine_;
   machine.memory = model->memory();
@@ -19,7 +48,7 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   }
   machine.ops = std::move(ops);
   WCUDA_ASSIGN(const Plan plan,
-               plan_engine(*backend, *machine.ops, config, model->weights(), options));
+               plan_engine(*backend, *machine.ops, config, model->weights(), options, peers));
   machine.limits = plan.limits;
   machine.layout = plan.layout;
   machine.has_persistent_layers = plan.has_persistent_layers;
@@ -36,11 +65,17 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   ops::KvPool& pool = machine.pool;
   pool.data = machine.kv + layout.pages;
   pool.format = machine.limits.kv_type;
-  pool.layer_count = config.layer_count;
+  pool.layer_count = layout.pool_layer_count;
   pool.page_count = machine.limits.page_count;
   pool.head_count = config.kv_head_count;
   pool.head_length = config.head_length;
   pool.row_bytes = layout.kv_row_bytes;
+  if (machine.limits.keeps_features) machine.kept_features = feature_pages(machine);
+  if (peers.target != nullptr) {
+    machine.target_features = feature_pages(peers.target->machine_);
+    WCUDA_TRY(engine->features_done_.take(*backend, backend->event_create()));
+    engine->target_ = std::move(peers.target);
+  }
 
   engine->pages_ = PagePool(machine.limits.page_count);
   engine->live_.resize(machine.limits.max_sequences);
@@ -52,7 +87,10 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   return engine;
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  runner_.reset();  // finishes the steps in flight
+  for (const auto& ticket : in_flight_) give_back_features(ticket->rows);
+}
 
 Info Engine::info() const {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -130,6 +168,7 @@ Result<std::shared_ptr<Sequence>> Engine::fork(const std::shared_ptr<Sequence>& 
                          machine_.limits.max_sequences);
   auto fork = std::make_shared<Sequence>(*source);
   fork->slot = free_slots_.back();
+  fork->state_length = 0;
   const uint32_t count = source->length() + (source->can_feed ? 1 : 0);
   if (count > 0) enqueue({Command::Kind::kCopyHistory, source->slot, fork->slot, count, {}});
   for (uint32_t page : fork->pages) pages_.share(page);
@@ -187,6 +226,7 @@ void Engine::shorten(Sequence& sequence, uint32_t length) {
   sequence.tokens.resize(length);
   sequence.can_feed = false;
   sequence.sampled = kUnknownToken;
+  if (sequence.state_length > length) sequence.state_length = 0;
   const size_t keep = ceil_div(length, ops::kPageTokens);
   while (sequence.pages.size() > keep) {
     release_page(sequence.pages.back());
@@ -198,6 +238,34 @@ void Engine::shorten(Sequence& sequence, uint32_t length) {
                 pending.end());
   for (PendingRow& row : pending)
     if (row.drafted_from >= length) row.drafted_from = kNoDrafts;
+}
+
+Result<std::vector<uint32_t>> Engine::share_features(const Sequence& sequence, uint32_t end) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!sequence.alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
+  if (end > sequence.length())
+    return Status::error(WCUDA_OUT_OF_RANGE, "features of %u tokens of a sequence of %u", end,
+                         sequence.length());
+  for (const PendingRow& row : sequence.pending)
+    if (row.first_position < end)
+      return Status::error(WCUDA_INVALID_STATE,
+                           "the step that computes the features from position %u on is in flight",
+                           row.first_position);
+  std::vector<uint32_t> pages(
+      sequence.pages.begin(),
+      sequence.pages.begin() + static_cast<std::ptrdiff_t>(ceil_div(end, ops::kPageTokens)));
+  for (const uint32_t page : pages) pages_.share(page);
+  return pages;
+}
+
+void Engine::return_features(const std::vector<uint32_t>& pages) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const uint32_t page : pages) release_page(page);
+}
+
+Status Engine::record_features(Event event) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return machine_.memory->backend().event_record(event, stream());
 }
 
 uint32_t Engine::take_page() {

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/backend/owned.h"
 #include "core/vram/memory.h"
 #include "llm/engine/limits.h"
 #include "llm/engine/page_pool.h"
@@ -32,15 +33,19 @@ struct Info {
 // Threads: destroy(), length() and info() from any thread; all others from one thread at a time.
 class Engine {
  public:
-  // If `ops` is null, the engine uses those of the model's backend.
+  // `options` without the handles, which `peers` has. If `ops` is null, the engine uses those of
+  // the model's backend.
   static Result<std::shared_ptr<Engine>> create(std::shared_ptr<model::Model> model,
                                                 const wcuda_engine_options& options,
-                                                std::unique_ptr<ops::Ops> ops = nullptr);
+                                                std::unique_ptr<ops::Ops> ops = nullptr,
+                                                Peers peers = {});
   ~Engine();
 
   Info info() const;
   const Limits& limits() const { return machine_.limits; }
   const model::Config& config() const { return machine_.model->config(); }
+  const model::Model& model() const { return *machine_.model; }
+  const Engine* target() const { return target_.get(); }  // of a draft head
   Status warm_up();
 
   Result<std::shared_ptr<Sequence>> create_sequence();
@@ -61,6 +66,13 @@ class Engine {
   Stream stream() const { return machine_.ops->stream(); }
   Status copy_tokens(const Sequence& sequence, uint32_t first, uint32_t count,
                      int32_t* target) const;
+
+  // For the engine of a draft head. share_features returns the pages of the first `end` positions
+  // of a sequence, which stay as they are until return_features; WCUDA_INVALID_STATE while a step
+  // that computes them is in flight. record_features records the event after what has been queued.
+  Result<std::vector<uint32_t>> share_features(const Sequence& sequence, uint32_t end);
+  void return_features(const std::vector<uint32_t>& pages);
+  Status record_features(Event event) const;
 
   Result<uint64_t> submit(std::vector<Row> rows);
   // Samples or holds the late rows of a ticket; see wcuda_step_sample. `masks` may be null within.
@@ -89,6 +101,7 @@ class Engine {
     uint32_t length;
     int32_t sampled;
     bool can_feed;
+    uint32_t state_length;
   };
 
   Engine() : pages_(0) {}
@@ -97,6 +110,9 @@ class Engine {
   // drafts in flight.
   Status check_sampled(const Sequence& sequence) const;
   Status check_row(const Row& row, size_t index) const;
+  Status check_features(const Row& row, size_t index) const;
+  Status borrow_features(std::vector<Row>* rows);
+  void give_back_features(const std::vector<Row>& rows);
   Status check_limits(const std::vector<Row>& rows) const;
   uint32_t pages_needed(const std::vector<Row>& rows) const;
   void append_pages(Sequence& sequence, uint32_t token_count);
@@ -118,6 +134,8 @@ class Engine {
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
   Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;
 
+  std::shared_ptr<Engine> target_;  // of a draft head
+  OwnedEvent features_done_;        // on the device: the features that a step reads are there
   vram::Buffer kv_;
   vram::Buffer scratch_;
   Machine machine_;

@@ -21,7 +21,8 @@ class Pass {
         ops_(ops),
         plan_(plan),
         step_(step),
-        a_(step.activations) {
+        a_(step.activations),
+        f_(step.features) {
     rope_.pairing = config_.rope_pairing;
     rope_.dimension_count = config_.rope_dimension_count;
     rope_.frequencies = weights_.rope_frequencies;
@@ -40,6 +41,20 @@ class Pass {
       case Operation::kEmbed:
         return ops_.embed(node,
                           {step_.batch, weights_.token_embedding, config_.embedding_scale, a_.x});
+      case Operation::kReadFeatures:
+        return ops_.read_features(node,
+                                  {step_.batch, f_.read, f_.page_tables, f_.page_table_stride,
+                                   weights_.features_norm, config_.norm_epsilon, f_.features});
+      case Operation::kHeadInput:
+        return ops_.head_input(node, head_input());
+      case Operation::kKeepFeatures:
+        return ops_.keep_features(node, {step_.batch, a_.x, f_.kept, thirds(node.layer)});
+      case Operation::kKeepStates:
+        return ops_.keep_states(node, {step_.batch, config_.embedding_length, a_.x, f_.states});
+      case Operation::kScatterLogits:
+        return ops_.scatter_logits(
+            node, {plan_.shape.logits_count, config_.draft_head.vocabulary_size,
+                   config_.vocabulary_size, f_.logits, weights_.draft_tokens, step_.logits});
       case Operation::kRotateAndStore:
         return ops_.rope_kv(node, rope_kv(node));
       case Operation::kAttention:
@@ -56,6 +71,7 @@ class Pass {
                    config_.logit_softcap});
       case Operation::kTokenLogprobs:
         return token_logprobs(node);
+      case Operation::kFuseFeatures:
       case Operation::kQueryKeyValue:
       case Operation::kAttentionOutput:
       case Operation::kGateUp:
@@ -82,13 +98,23 @@ class Pass {
       args.token_count = plan_.shape.logits_count;
       args.token_indices = step_.logits_indices;
       norm(weights_.output_norm, &args);
-      add(weights_.output, weights_.output_bias, step_.logits, &args);
+      add(weights_.output, weights_.output_bias,
+          config_.draft_head.maps_tokens ? f_.logits : step_.logits, &args);
+      return args;
+    }
+    if (operation == Operation::kFuseFeatures) {
+      args.x = f_.features;
+      add(weights_.features, nullptr, f_.fused, &args);
       return args;
     }
     const model::LayerWeights& w = weights_.layers[layer];
     switch (operation) {
       case Operation::kQueryKeyValue:
         norm(w.attention_norm, &args);
+        if (config_.draft_head.exists()) {  // head_input has normed it
+          args.x = f_.input;
+          args.norm = nullptr;
+        }
         add(w.query, w.query_bias, a_.query, &args);
         add(w.key, w.key_bias, a_.key, &args);
         add(w.value, w.value_bias, a_.value, &args);
@@ -124,6 +150,29 @@ class Pass {
     args->weights[i] = weight;
     args->biases[i] = bias;
     args->outputs[i] = output;
+  }
+
+  // Returns the thirds of the features that are the input of a layer, as bits.
+  uint32_t thirds(uint32_t layer) const {
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < model::kFeatureLayers; ++i)
+      bits |= uint32_t{f_.kept_layers[i] == layer} << i;
+    return bits;
+  }
+
+  ops::HeadInputArgs head_input() const {
+    ops::HeadInputArgs args{};
+    args.batch = step_.batch;
+    args.cols = config_.embedding_length;
+    args.embedding = args.x = a_.x;
+    args.g = f_.fused;
+    args.states = f_.states;
+    args.token_norm = weights_.layers[0].attention_norm;
+    args.state_norm = weights_.layers[0].state_norm;
+    args.epsilon = config_.norm_epsilon;
+    args.norms_residual = config_.draft_head.norms_residual;
+    args.input = f_.input;
+    return args;
   }
 
   Status persistent_layers(const Node& node) {
@@ -192,6 +241,7 @@ class Pass {
   const ops::StepPlan& plan_;
   const StepArgs& step_;
   const Activations& a_;
+  const FeatureArgs& f_;
   ops::Rope rope_;
 };
 

@@ -16,6 +16,20 @@ struct Activations {
   float* hidden;     // (token_count, feed_forward_length)
 };
 
+// What a step keeps for a draft head, and what a step of a draft head has besides those of others.
+struct FeatureArgs {
+  kernels::FeaturePages kept;
+  uint32_t kept_layers[model::kFeatureLayers] = {};
+  kernels::FeaturePages read;             // of the target
+  const uint32_t* page_tables = nullptr;  // (row_count, stride) of the target's sequences
+  uint32_t page_table_stride = 0;
+  float* features = nullptr;  // the next five as in engine/limits.h
+  float* fused = nullptr;
+  float* input = nullptr;
+  float* states = nullptr;
+  float* logits = nullptr;
+};
+
 // The inputs and outputs of a step.
 struct StepArgs {
   const ops::Batch* batch = nullptr;
@@ -34,6 +48,7 @@ struct StepArgs {
   float* token_top_logprobs = nullptr;           // likewise
   int32_t* row_statuses = nullptr;               // (row_count)
   const ops::GateNorms* gate_norms = nullptr;    // (layer_count); null if no plan needs them
+  FeatureArgs features;
 };
 
 // Called before and after each node.

@@ -6,6 +6,7 @@
 
 #include "core/base/checked.h"
 #include "kernels/shared/arena.h"
+#include "llm/engine/engine.h"
 #include "llm/engine/runner.h"
 
 namespace wcuda::engine {
@@ -26,9 +27,37 @@ Status check_range(const char* name, uint64_t value, uint64_t limit) {
                           value, limit);
 }
 
+// Sets what an engine keeps for the draft head of its model.
+Status keep_features(const model::Model& head, const model::Config& config, Limits* limits) {
+  const model::DraftHead& reads = head.config().draft_head;
+  if (!reads.exists())
+    return invalid_argument("engine option draft_head is a model of architecture '%s'",
+                            head.config().architecture.c_str());
+  if (config.draft_head.exists())
+    return invalid_argument("the engine of a draft head has no draft head");
+  limits->keeps_features = true;
+  std::copy_n(reads.target_layers, model::kFeatureLayers, limits->feature_layers);
+  limits->kept_feature_width = reads.feature_width();
+  return {};
+}
+
+// Sets what an engine of a draft head has besides those of other engines.
+Status read_features(const wcuda_engine_options& options, const model::DraftHead& head,
+                     const Engine* target, Limits* limits) {
+  constexpr uint64_t kRefused = WCUDA_ENGINE_HIDDEN_STATES | WCUDA_ENGINE_TOKEN_LOGPROBS;
+  if ((options.flags & kRefused) != 0 || options.max_draft_tokens != 0)
+    return invalid_argument(
+        "the engine of a draft head has no hidden states, log probabilities of own tokens and "
+        "draft tokens");
+  limits->head_cols_max = std::max(head.feature_width(), 2 * limits->embedding_length);
+  limits->target_sequence_pages = target == nullptr ? 0 : target->limits().pages_per_sequence();
+  return {};
+}
+
 }  // namespace
 
-Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config) {
+Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config,
+                              const Peers& peers) {
   constexpr uint64_t kPersistentFlags =
       WCUDA_ENGINE_PERSISTENT_LAYERS_ON | WCUDA_ENGINE_PERSISTENT_LAYERS_OFF;
   constexpr uint64_t kKnownFlags = WCUDA_ENGINE_BATCH_INVARIANT | WCUDA_ENGINE_POISON_FREE_PAGES |
@@ -91,6 +120,11 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
                                              kDefaultTokensPerSequence * limits.max_sequences);
   WCUDA_TRY(check_range("kv_tokens", tokens, kMaxPages * ops::kPageTokens));
   limits.page_count = static_cast<uint32_t>(ceil_div(tokens, ops::kPageTokens));
+  if (peers.draft_head != nullptr) WCUDA_TRY(keep_features(*peers.draft_head, config, &limits));
+  if (config.draft_head.exists())
+    WCUDA_TRY(read_features(options, config.draft_head, peers.target.get(), &limits));
+  else if (peers.target != nullptr)
+    return invalid_argument("only the engine of a draft head has a target");
   return limits;
 }
 
@@ -103,12 +137,16 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
                        static_cast<int>(limits.kv_type), config.head_length);
 
   Arena kv;
-  const uint64_t page_layer = uint64_t{2} * config.kv_head_count * ops::kPageTokens;
+  const uint64_t page_rows = uint64_t{2} * config.kv_head_count * ops::kPageTokens;
+  layout.page_layer_bytes = page_rows * layout.kv_row_bytes;
+  layout.pool_layer_count =
+      config.layer_count + static_cast<uint32_t>(kernels::feature_page_layers(
+                               limits.kept_feature_width, layout.page_layer_bytes));
   layout.pages =
-      kv.reserve({page_layer, layout.kv_row_bytes, config.layer_count, limits.page_count});
+      kv.reserve({page_rows, layout.kv_row_bytes, layout.pool_layer_count, limits.page_count});
   layout.history = kv.reserve({limits.max_sequences, limits.history_stride(), sizeof(int32_t)});
   layout.kv_bytes = kv.bytes();
-  layout.page_bytes = page_layer * layout.kv_row_bytes * config.layer_count;
+  layout.page_bytes = layout.page_layer_bytes * layout.pool_layer_count;
 
   const uint64_t tokens = limits.max_batch_tokens, rows = limits.max_batch_rows;
   Arena scratch;
@@ -119,6 +157,14 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   layout.attention =
       scratch.reserve({tokens, config.head_count, config.head_length, sizeof(float)});
   layout.hidden = scratch.reserve({tokens, config.feed_forward_length, sizeof(float)});
+  if (const model::DraftHead& head = config.draft_head; head.exists()) {
+    layout.features = scratch.reserve({tokens, head.feature_width(), sizeof(float)});
+    layout.fused = scratch.reserve({tokens, config.embedding_length, sizeof(float)});
+    layout.head_input = scratch.reserve({tokens, 2, config.embedding_length, sizeof(float)});
+    layout.states = scratch.reserve({limits.max_sequences, config.embedding_length, sizeof(float)});
+    layout.head_logits = scratch.reserve(
+        {head.maps_tokens ? limits.max_logits_rows : 0, head.vocabulary_size, sizeof(float)});
+  }
   layout.ops = scratch.reserve(ops_scratch_bytes);
   layout.runner = scratch.reserve(runner_bytes);
   layout.ticket = scratch.bytes();
@@ -129,6 +175,7 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   layout.token_rows = ticket.reserve({tokens, sizeof(uint32_t)});
   layout.rows = ticket.reserve({rows, sizeof(ops::StepRow)});
   layout.page_tables = ticket.reserve({rows, limits.pages_per_sequence(), sizeof(uint32_t)});
+  layout.feature_tables = ticket.reserve({rows, limits.target_sequence_pages, sizeof(uint32_t)});
   layout.logits_indices = ticket.reserve({limits.max_logits_rows, sizeof(uint32_t)});
   layout.logits = ticket.reserve({limits.max_logits_rows, config.vocabulary_size, sizeof(float)});
   layout.top_tokens = ticket.reserve({rows, limits.max_top_logprobs, sizeof(int32_t)});
@@ -164,9 +211,10 @@ Result<bool> plan_persistent_layers(const Limits& limits, const model::Config& c
 }
 
 Result<Plan> plan_engine(const Backend& backend, const ops::Ops& ops, const model::Config& config,
-                         const model::Weights& weights, const wcuda_engine_options& options) {
+                         const model::Weights& weights, const wcuda_engine_options& options,
+                         const Peers& peers) {
   Plan plan;
-  WCUDA_ASSIGN(plan.limits, resolve_limits(options, config));
+  WCUDA_ASSIGN(plan.limits, resolve_limits(options, config, peers));
   WCUDA_ASSIGN(plan.layout, plan_layout(plan.limits, config, ops.scratch_bytes(plan.limits),
                                         runner_bytes(backend, plan.limits, config)));
   WCUDA_ASSIGN(plan.has_persistent_layers,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "core/base/checked.h"
 #include "core/base/status.h"
@@ -10,6 +11,14 @@
 #include "worker_cuda/llm.h"
 
 namespace wcuda::engine {
+
+class Engine;
+
+// What engine options name by handles.
+struct Peers {
+  std::shared_ptr<const model::Model> draft_head;  // for which the engine keeps features
+  std::shared_ptr<Engine> target;                  // whose features the engine of a head reads
+};
 
 // Checked wcuda_engine_options with resolved defaults, and the sizes of the model.
 struct Limits : ops::Limits {
@@ -21,6 +30,8 @@ struct Limits : ops::Limits {
   uint32_t max_draft_tokens = 0;  // of all rows of a step
   uint32_t max_top_logprobs = 0;
   uint32_t page_count = 0;
+  uint32_t kept_feature_width = 0;     // 0: keeps none
+  uint32_t target_sequence_pages = 0;  // of a draft head: pages of a sequence of its target
 
   uint32_t pages_per_sequence() const {
     return static_cast<uint32_t>(ceil_div(max_sequence_tokens, ops::kPageTokens));
@@ -31,7 +42,8 @@ struct Limits : ops::Limits {
   uint32_t history_stride() const { return max_sequence_tokens + 1; }
 };
 
-Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config);
+Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config,
+                              const Peers& peers = {});
 
 // Offsets, in bytes, in the two blocks that an engine allocates. They are multiples of 256.
 struct Layout {
@@ -46,8 +58,14 @@ struct Layout {
   uint64_t value = 0;      // f32, likewise
   uint64_t attention = 0;  // f32, as query
   uint64_t hidden = 0;     // f32 (max_batch_tokens, feed_forward_length)
-  uint64_t ops = 0;        // Ops::scratch_bytes
-  uint64_t runner = 0;     // engine::runner_bytes
+  // The next five only of a draft head.
+  uint64_t features = 0;     // f32 (max_batch_tokens, feature_width)
+  uint64_t fused = 0;        // f32 (max_batch_tokens, embedding_length)
+  uint64_t head_input = 0;   // f32 (max_batch_tokens, 2 * embedding_length)
+  uint64_t states = 0;       // f32 (max_sequences, embedding_length)
+  uint64_t head_logits = 0;  // f32 (max_logits_rows, tokens of the head), if it maps tokens
+  uint64_t ops = 0;          // Ops::scratch_bytes
+  uint64_t runner = 0;       // engine::runner_bytes
   // Block "scratch", once for each of two tickets in flight; add ticket_stride for the second.
   uint64_t ticket = 0;
   uint64_t tokens = 0;            // int32 (max_batch_tokens), as all below from the ticket's start
@@ -55,6 +73,7 @@ struct Layout {
   uint64_t token_rows = 0;        // uint32 (max_batch_tokens)
   uint64_t rows = 0;              // ops::StepRow (max_batch_rows)
   uint64_t page_tables = 0;       // uint32 (max_batch_rows, pages_per_sequence)
+  uint64_t feature_tables = 0;    // uint32 (max_batch_rows, target_sequence_pages)
   uint64_t logits_indices = 0;    // uint32 (max_logits_rows)
   uint64_t logits = 0;            // f32 (max_logits_rows, vocabulary)
   uint64_t top_tokens = 0;        // int32 (max_batch_rows, max_top_logprobs)
@@ -69,7 +88,9 @@ struct Layout {
   uint64_t scratch_bytes = 0;
 
   uint32_t kv_row_bytes = 0;
-  uint64_t page_bytes = 0;  // of one page in all layers
+  uint64_t page_layer_bytes = 0;  // of one page in one layer
+  uint32_t pool_layer_count = 0;  // layers of the model, and those that hold features
+  uint64_t page_bytes = 0;        // of one page in all of them
 };
 
 // Pure; every sum is checked. `ops_scratch_bytes` comes from Ops::scratch_bytes, `runner_bytes`
@@ -89,6 +110,7 @@ struct Plan {
   bool has_persistent_layers = false;
 };
 Result<Plan> plan_engine(const Backend& backend, const ops::Ops& ops, const model::Config& config,
-                         const model::Weights& weights, const wcuda_engine_options& options);
+                         const model::Weights& weights, const wcuda_engine_options& options,
+                         const Peers& peers = {});
 
 }  // namespace wcuda::engine

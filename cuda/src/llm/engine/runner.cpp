@@ -1,6 +1,8 @@
 // Code that all runners share, and the choice of the runner for a backend.
 #include "llm/engine/runner.h"
 
+#include <algorithm>
+
 #include "llm/engine/cuda_runner.h"
 #include "llm/engine/host_runner.h"
 #include "llm/ops/linear_plan.h"
@@ -17,7 +19,9 @@ StepInputs Machine::inputs(uint32_t parity) const {
           limits.pages_per_sequence(),
           in_ticket<uint32_t>(parity, layout.logits_indices),
           in_ticket<uint32_t>(parity, layout.scored_indices),
-          in_ticket<kernels::ScoredToken>(parity, layout.scored)};
+          in_ticket<kernels::ScoredToken>(parity, layout.scored),
+          in_ticket<uint32_t>(parity, layout.feature_tables),
+          limits.target_sequence_pages};
 }
 
 ops::Batch Machine::batch(uint32_t parity, const ops::StepShape& shape) const {
@@ -59,6 +63,18 @@ StepArgs Machine::step(uint32_t parity, const ops::Batch& batch) const {
   step.logits = in_ticket<float>(parity, layout.logits);
   step.hidden_states = in_ticket<float>(parity, layout.hidden_states);
   step.gate_norms = gate_norms.empty() ? nullptr : gate_norms.data();
+  FeatureArgs& features = step.features;
+  features.kept = kept_features;
+  std::copy_n(limits.feature_layers, model::kFeatureLayers, features.kept_layers);
+  features.read = target_features;
+  features.page_tables = inputs(parity).feature_tables;
+  features.page_table_stride = limits.target_sequence_pages;
+  const auto at = [this](uint64_t offset) { return reinterpret_cast<float*>(scratch + offset); };
+  features.features = at(layout.features);
+  features.fused = at(layout.fused);
+  features.input = at(layout.head_input);
+  features.states = at(layout.states);
+  features.logits = at(layout.head_logits);
   return step;
 }
 

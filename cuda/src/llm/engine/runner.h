@@ -23,6 +23,8 @@ struct Machine {
   uint8_t* kv = nullptr;                   // the block "kv"
   uint8_t* scratch = nullptr;              // the block "scratch"
   std::vector<ops::GateNorms> gate_norms;  // of each layer; empty if no plan needs them
+  kernels::FeaturePages kept_features;     // for a draft head
+  kernels::FeaturePages target_features;   // which the engine of a draft head reads
 
   // Sets gate_norms once the operations are prepared. Overwrites activations.
   Status find_gate_norms();

@@ -27,6 +27,7 @@ struct Sequence {
   int32_t sampled = kUnknownToken;  // token drawn for position `length`, once known
   bool can_feed = false;            // a token was, or is being, drawn for position `length`
   bool awaits_sampling = false;     // has a late row that Engine::sample has not had yet
+  uint32_t state_length = 0;        // length of which the engine of a draft head has the state
   std::vector<PendingRow> pending;  // at most one per ticket in flight, oldest first
 
   uint32_t length() const { return static_cast<uint32_t>(tokens.size()); }

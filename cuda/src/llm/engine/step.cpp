@@ -115,12 +115,57 @@ Status Engine::check_row(const Row& row, size_t index) const {
                            "row %zu: token_top_logprobs is %u, max_top_logprobs is %u", index,
                            row.token_top, limits.max_top_logprobs);
   }
+  WCUDA_TRY(check_features(row, index));
   if (uint64_t{sequence.length()} + count > limits.max_sequence_tokens)
     return Status::error(WCUDA_LIMIT_EXCEEDED,
                          "row %zu: %u tokens after %u would pass max_sequence_tokens %u", index,
                          count, sequence.length(), limits.max_sequence_tokens);
   if (!row.is_sampled()) return {};
   return ops::check_sampling(row.sampling, vocabulary, limits.max_top_logprobs);
+}
+
+Status Engine::check_features(const Row& row, size_t index) const {
+  const Sequence& sequence = *row.sequence;
+  if (target_ == nullptr) {
+    if (row.features == nullptr) return {};
+    return invalid_argument("row %zu has features, but the model is no draft head", index);
+  }
+  if (row.features != nullptr) return {};
+  if (row.step.token_count != 1)
+    return invalid_argument("row %zu: a row without features has 1 token, not %u", index,
+                            row.step.token_count);
+  if (sequence.length() != 0 && sequence.state_length == sequence.length()) return {};
+  return Status::error(WCUDA_INVALID_STATE,
+                       "row %zu: the state after %u tokens is not known; the row needs features",
+                       index, sequence.length());
+}
+
+// Shares the pages of the features that rows read, and makes the step come after what writes them.
+Status Engine::borrow_features(std::vector<Row>* rows) {
+  bool has_features = false;
+  for (size_t i = 0; i < rows->size(); ++i) {
+    Row& row = (*rows)[i];
+    if (row.features == nullptr) continue;
+    auto pages =
+        target_->share_features(*row.features, row.sequence->length() + row.step.token_count);
+    if (!pages.ok()) {
+      give_back_features(*rows);
+      return Status::error(pages.status().code(), "row %zu: %s", i, pages.status().message());
+    }
+    row.feature_pages = std::move(*pages);
+    has_features = true;
+  }
+  Backend& backend = machine_.memory->backend();
+  if (!has_features || backend.is_host()) return {};
+  Status ordered = target_->record_features(features_done_);
+  if (ordered.ok()) ordered = backend.stream_wait(stream(), features_done_);
+  if (!ordered.ok()) give_back_features(*rows);
+  return ordered;
+}
+
+void Engine::give_back_features(const std::vector<Row>& rows) {
+  for (const Row& row : rows)
+    if (!row.feature_pages.empty()) target_->return_features(row.feature_pages);
 }
 
 Status Engine::check_limits(const std::vector<Row>& rows) const {
@@ -201,6 +246,7 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   ops::StepRow& step = row.step;
   Sequence& sequence = *row.sequence;
   ops::StepShape& shape = ticket.shape;
+  if (row.features != nullptr) step.flags |= kernels::kRowFeatures;
   step.first_token = shape.token_count;
   step.first_position = sequence.length();
   step.sequence_slot = sequence.slot;
@@ -221,6 +267,7 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   shape.scored_count += row.scored_count();
   shape.has_hidden_states |= step.hidden_states_returned() != 0;
   shape.has_drafts |= row.is_draft();
+  shape.has_features |= row.features != nullptr;
   shape.min_row_tokens =
       index == 0 ? step.token_count : std::min(shape.min_row_tokens, step.token_count);
   shape.max_row_tokens = std::max(shape.max_row_tokens, step.token_count);
@@ -228,6 +275,7 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   if (!row.is_draft())
     sequence.pending.push_back({ticket.number, index, step.first_position,
                                 row.draft_count == 0 ? kNoDrafts : row.end_position()});
+  sequence.state_length = row.end_position();
   sequence.can_feed = row.is_sampled();
   sequence.sampled = kUnknownToken;
   sequence.awaits_sampling = row.is_late();
@@ -243,6 +291,8 @@ void StepInputs::write(const Ticket& ticket) const {
               row.first_position);
     std::fill_n(token_rows + row.first_token, row.token_count, i);
     std::copy(sequence.pages.begin(), sequence.pages.end(), page_tables + i * page_table_stride);
+    const std::vector<uint32_t>& features = ticket.rows[i].feature_pages;
+    std::copy(features.begin(), features.end(), feature_tables + i * feature_table_stride);
     const uint32_t logits_count = row.logits_count();
     std::iota(logits_indices + row.logits_first, logits_indices + row.logits_first + logits_count,
               row.first_token + row.token_count - logits_count);
@@ -260,6 +310,7 @@ void StepInputs::write(const Ticket& ticket) const {
 Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   const std::lock_guard<std::mutex> lock(mutex_);
   WCUDA_TRY(check_limits(rows));
+  WCUDA_TRY(borrow_features(&rows));
   if (std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.draft_count != 0; }))
     rows = with_drafts(std::move(rows), config().vocabulary_size);
   auto ticket = std::make_shared<Ticket>();
@@ -270,7 +321,8 @@ Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   std::vector<Tail> before;
   before.reserve(rows.size());
   for (const Row& row : rows)
-    before.push_back({row.sequence->length(), row.sequence->sampled, row.sequence->can_feed});
+    before.push_back({row.sequence->length(), row.sequence->sampled, row.sequence->can_feed,
+                      row.sequence->state_length});
   ticket->rows = std::move(rows);
   const auto row_count = static_cast<uint32_t>(ticket->rows.size());
   Status submitted;
@@ -298,6 +350,7 @@ Result<uint64_t> Engine::submit(std::vector<Row> rows) {
       ticket->commands.swap(commands_);
     }
     undo_rows(ticket->rows, before);
+    give_back_features(ticket->rows);
     return submitted;
   }
   ++next_ticket_;
@@ -311,6 +364,7 @@ void Engine::undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& be
     shorten(sequence, before[i].length);
     sequence.can_feed = before[i].can_feed;
     sequence.sampled = before[i].sampled;
+    sequence.state_length = before[i].state_length;
     sequence.awaits_sampling = false;
   }
 }
@@ -408,6 +462,7 @@ void Engine::finish(const Ticket& ticket) {
     if (token >= 0 && next == sequence->length() && sequence->can_feed && pending.empty())
       sequence->sampled = token;
   }
+  give_back_features(ticket.rows);
   in_flight_.pop_front();
 }
 

@@ -50,13 +50,13 @@ ops::DeviceRates device_rates(const wcuda_device_caps& caps, const ops::DeviceTr
 }
 
 Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gguf::Gguf& file,
-                               const wcuda_engine_options& options, const wcuda_step_shape& asked,
-                               std::string_view device) {
+                               const wcuda_engine_options& options, const Peers& peers,
+                               const wcuda_step_shape& asked, std::string_view device) {
   StepReport report;
   WCUDA_ASSIGN(report.rates, rates_of(backend, device));
   WCUDA_ASSIGN(model::LoadPlan load, model::plan_load(*backend, file));
   if (!report.rates.traits.is_host) WCUDA_TRY(place_on_gpu(&load.weights));
-  WCUDA_ASSIGN(const Limits limits, resolve_limits(options, load.config));
+  WCUDA_ASSIGN(const Limits limits, resolve_limits(options, load.config, peers));
   WCUDA_TRY(
       plan_persistent_layers(limits, load.config, load.weights, report.rates.traits).status());
 
@@ -80,6 +80,8 @@ Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gg
   shape.logits_count = std::min(cost.row_count, limits.max_logits_rows);
   shape.min_row_tokens = shape.max_row_tokens = cost.row_tokens;
   shape.max_positions = static_cast<uint32_t>(positions);
+  // Rows of a draft head that have one token continue with the state of the last one.
+  shape.has_features = load.config.draft_head.exists() && cost.row_tokens > 1;
   if (!report.rates.traits.is_host) shape = launched_shape(shape, limits);
   report.plan = ops::plan_step(load.config, load.weights, limits, report.rates.traits, shape);
   for (const ops::Node& node : report.plan.nodes)

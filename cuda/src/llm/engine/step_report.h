@@ -23,7 +23,7 @@ ops::DeviceRates device_rates(const wcuda_device_caps& caps, const ops::DeviceTr
 // `device` names a row of the table of measured rates, or is empty for the backend's device.
 // Returns WCUDA_NOT_FOUND for an unknown row, and WCUDA_OUT_OF_RANGE for a shape beyond the limits.
 Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gguf::Gguf& file,
-                               const wcuda_engine_options& options, const wcuda_step_shape& shape,
-                               std::string_view device);
+                               const wcuda_engine_options& options, const Peers& peers,
+                               const wcuda_step_shape& shape, std::string_view device);
 
 }  // namespace wcuda::engine

@@ -49,6 +49,10 @@ struct Row {
   std::vector<int32_t> bias_tokens;  // empty for a draft, which has those of its row
   std::vector<float> bias_values;
   std::vector<uint32_t> mask;
+  // Of a draft head: a sequence of the target, whose features the row reads; or null. submit sets
+  // the pages, which the row shares until it is finished.
+  std::shared_ptr<Sequence> features;
+  std::vector<uint32_t> feature_pages;
   bool is_held = false;  // a late row that Engine::sample held
   // With kRowTokenLogprobs: the token after the row, or -1; alternatives of each token; and the
   // first of the row's tokens among those of the step.
@@ -113,6 +117,8 @@ struct StepInputs {
   uint32_t* logits_indices;      // (logits_count) token index of each row of logits
   uint32_t* scored_indices;      // (scored_count) token index of the token before
   kernels::ScoredToken* scored;  // (scored_count)
+  uint32_t* feature_tables;      // (row_count, feature_table_stride) as page_tables, of the target
+  uint64_t feature_table_stride;
 
   // Also reads the sequences. Must be called under the engine's lock, before they get another row.
   void write(const Ticket& ticket) const;

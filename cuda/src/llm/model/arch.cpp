@@ -6,7 +6,7 @@
 namespace wcuda::model {
 namespace {
 
-const Arch* const kArchs[] = {&kArchLlama, &kArchQwen2, &kArchQwen3};
+const Arch* const kArchs[] = {&kArchLlama, &kArchQwen2, &kArchQwen3, &kArchEagle3};
 
 std::string supported_names() {
   std::string names;

@@ -20,11 +20,14 @@ struct Arch {
   void (*list)(const Config& config, TensorList* list);
   // If true, the keys attn_logit_softcapping and final_logit_softcapping may be above 0.
   bool has_softcaps = false;
+  // If true, the embedding table may be missing, and the keys of a draft head are read.
+  bool is_draft_head = false;
 };
 
 extern const Arch kArchLlama;
 extern const Arch kArchQwen2;
 extern const Arch kArchQwen3;
+extern const Arch kArchEagle3;
 
 // Returns WCUDA_UNSUPPORTED for an unknown name; the message lists the supported ones.
 Result<const Arch*> find_arch(std::string_view name);

@@ -169,10 +169,21 @@ Status check_tokenizer(const gguf::Gguf& file, uint64_t vocabulary_size) {
   return {};
 }
 
-// Reads the vocabulary size: the number of rows of the embedding table. The tokenizer must agree.
-Status read_vocabulary(const Keys& keys, Config* config) {
+// Reads the vocabulary size: the number of rows of the embedding table. The tokenizer must agree. A
+// draft head without a table has the key vocab_size, or the target's tokenizer.
+Status read_vocabulary(const Keys& keys, bool is_draft_head, Config* config) {
   const gguf::Gguf& file = keys.file();
   const gguf::Tensor* table = file.find_tensor("token_embd.weight");
+  if (table == nullptr && is_draft_head) {
+    gguf::Value tokens;
+    const bool has_tokens = file.find("tokenizer.ggml.tokens", &tokens) && tokens.count >= 1 &&
+                            tokens.count <= kMaxVocabularySize;
+    const uint32_t count = has_tokens ? static_cast<uint32_t>(tokens.count) : 0;
+    WCUDA_ASSIGN(config->vocabulary_size, has_tokens
+                                              ? keys.count("vocab_size", kMaxVocabularySize, count)
+                                              : keys.count("vocab_size", kMaxVocabularySize));
+    return check_tokenizer(file, config->vocabulary_size);
+  }
   if (table == nullptr) return malformed("tensor 'token_embd.weight' is missing");
   const uint64_t rows = table->dimensions[1];
   if (rows > kMaxVocabularySize)
@@ -204,7 +215,7 @@ Status check_special_tokens(const gguf::Gguf& file, uint32_t vocabulary_size) {
   return {};
 }
 
-Status read_common(const Keys& keys, Config* config) {
+Status read_common(const Keys& keys, bool is_draft_head, Config* config) {
   WCUDA_ASSIGN(config->layer_count, keys.count("block_count", kMaxLayerCount));
   WCUDA_ASSIGN(config->embedding_length, keys.count("embedding_length", kMaxEmbeddingLength));
   WCUDA_ASSIGN(
@@ -212,7 +223,7 @@ Status read_common(const Keys& keys, Config* config) {
       read_layer_count(keys, "feed_forward_length", config->layer_count, kMaxFeedForwardLength, 0));
   WCUDA_ASSIGN(config->context_length, keys.count("context_length", kMaxContextLength));
   WCUDA_TRY(read_heads(keys, config));
-  WCUDA_TRY(read_vocabulary(keys, config));
+  WCUDA_TRY(read_vocabulary(keys, is_draft_head, config));
   WCUDA_TRY(check_special_tokens(keys.file(), config->vocabulary_size));
 
   WCUDA_ASSIGN(config->norm_epsilon, keys.positive("attention.layer_norm_rms_epsilon"));
@@ -220,7 +231,7 @@ Status read_common(const Keys& keys, Config* config) {
   WCUDA_ASSIGN(config->attention_scale, keys.positive("attention.scale", scale));
   WCUDA_ASSIGN(config->embedding_scale, keys.positive("embedding_scale", 1.0f));
   WCUDA_ASSIGN(config->sliding_window, keys.u32("attention.sliding_window", 0));
-  config->tied_embeddings = keys.file().find_tensor("output.weight") == nullptr;
+  config->tied_embeddings = !is_draft_head && keys.file().find_tensor("output.weight") == nullptr;
   return read_rope(keys, config);
 }
 
@@ -241,7 +252,7 @@ Result<Config> read_config(const gguf::Gguf& file, const Arch& arch) {
   config.architecture = arch.name;
   const Keys keys(file, arch.name);
   WCUDA_TRY(check_refused_keys(keys, arch));
-  WCUDA_TRY(read_common(keys, &config));
+  WCUDA_TRY(read_common(keys, arch.is_draft_head, &config));
   if (arch.has_softcaps) {
     WCUDA_ASSIGN(config.attention_softcap, keys.not_negative(kAttentionSoftcapKey));
     WCUDA_ASSIGN(config.logit_softcap, keys.not_negative(kLogitSoftcapKey));

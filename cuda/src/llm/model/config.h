@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "llm/gguf/gguf.h"
 #include "llm/model/arch.h"
@@ -29,5 +30,11 @@ struct ReadConfig {
 Result<ReadConfig> read_config(const gguf::Gguf& file);
 // The same for a given family.
 Result<Config> read_config(const gguf::Gguf& file, const Arch& arch);
+
+// The tensor of a draft head with the target's token for each of its own, (draft vocabulary) I64.
+// Each must be in the vocabulary and occur once.
+constexpr const char* kDraftTokensTensor = "d2t";
+Status read_draft_tokens(const std::vector<int64_t>& ids, uint32_t vocabulary_size,
+                         DraftHead* head);
 
 }  // namespace wcuda::model

@@ -28,8 +28,10 @@ class Loader {
 
   Result<std::shared_ptr<Model>> run() {
     WCUDA_TRY(report(WCUDA_LOAD_PLAN));
-    WCUDA_ASSIGN(plan_, plan_load_in_detail(memory_->backend(), *file_));
+    WCUDA_ASSIGN(plan_, plan_load_in_detail(memory_->backend(), *file_, options_.target.get()));
+    WCUDA_TRY(check_target());
     WCUDA_TRY(read_rope_factors());
+    WCUDA_TRY(read_draft_tokens());
     WCUDA_TRY(report(WCUDA_LOAD_RESERVE));
     WCUDA_TRY(reserve());
     WCUDA_TRY(report(WCUDA_LOAD_UPLOAD));
@@ -58,6 +60,25 @@ class Loader {
     if (options_.progress && !options_.progress(phase, done_bytes_, plan_.file_bytes))
       return cancelled(done_bytes_);
     return check_cancelled();
+  }
+
+  Status check_target() const {
+    if (!plan_.plan.config.draft_head.exists()) return {};
+    if (options_.target == nullptr)
+      return invalid_argument("a draft head is loaded with its target model");
+    if (options_.target->memory() != memory_)
+      return invalid_argument("the draft head and its target model are of different contexts");
+    return {};
+  }
+
+  Status read_draft_tokens() {
+    DraftHead& head = plan_.plan.config.draft_head;
+    if (!head.maps_tokens) return {};
+    uint64_t index = 0;
+    WCUDA_CHECK(file_->find_tensor(kDraftTokensTensor, &index) != nullptr);
+    std::vector<int64_t> ids(head.vocabulary_size);
+    WCUDA_TRY(file_->read_tensor(index, 0, ids.data(), ids.size() * sizeof(int64_t)));
+    return model::read_draft_tokens(ids, plan_.plan.config.vocabulary_size, &head);
   }
 
   Status read_rope_factors() {
@@ -126,6 +147,10 @@ class Loader {
     WCUDA_TRY(memory_->backend().copy_to_device(buffers_[0].data() + plan_.rope_offset,
                                                 frequencies.data(),
                                                 frequencies.size() * sizeof(float)));
+    const std::vector<int32_t>& tokens = plan_.plan.config.draft_head.tokens;
+    if (!tokens.empty())
+      WCUDA_TRY(memory_->backend().copy_to_device(buffers_[0].data() + plan_.draft_tokens_offset,
+                                                  tokens.data(), tokens.size() * sizeof(int32_t)));
     return plan_.is_streamed ? stream_up() : pack_up();
   }
 
@@ -244,11 +269,17 @@ class Loader {
     weights_.rope_frequencies =
         reinterpret_cast<const float*>(buffers_[0].data() + plan_.rope_offset);
     if (plan_.plan.config.tied_embeddings) weights_.output = weights_.token_embedding;
+    if (options_.target != nullptr)
+      take_target_weights(plan_.plan.config, &options_.target->weights(), &weights_);
+    if (plan_.plan.config.draft_head.maps_tokens)
+      weights_.draft_tokens =
+          reinterpret_cast<const int32_t*>(buffers_[0].data() + plan_.draft_tokens_offset);
     std::sort(tensors.begin(), tensors.end(),
               [](const ResidentTensor& a, const ResidentTensor& b) { return a.index < b.index; });
     const std::shared_ptr<Model> model(new Model());
     model->tensors_ = std::move(tensors);
     model->memory_ = std::move(memory_);
+    model->target_ = options_.target;
     model->plan_ = std::move(plan_.plan);
     model->weights_ = std::move(weights_);
     model->buffers_ = std::move(buffers_);

@@ -16,6 +16,25 @@
 
 namespace wcuda::model {
 
+// The features of a token, which a draft head reads, are the residual streams of a target model
+// before this many of its layers, one after the other.
+constexpr uint32_t kFeatureLayers = 3;
+
+// What a draft head has besides a decoder (EAGLE-3: Li, Wei, Zhang, Zhang 2025; architecture eagle3
+// of llama.cpp). A head is no model of its own: its inputs are features of its target model.
+struct DraftHead {
+  uint32_t target_width = 0;  // embedding length of the target; 0: this is no draft head
+  uint32_t target_layers[kFeatureLayers] = {};  // the target's layer count: after its last layer
+  bool norms_features = false;   // before `features`, which projects them to the head's width
+  bool norms_residual = false;   // the residual stream begins with the normed projection
+  uint32_t vocabulary_size = 0;  // tokens that the head can draft: rows of the output matrix
+  bool maps_tokens = false;      // its tokens are not numbered as the target's
+  std::vector<int32_t> tokens;   // (vocabulary_size) the target's tokens, if so; read when loaded
+
+  bool exists() const { return target_width != 0; }
+  uint32_t feature_width() const { return kFeatureLayers * target_width; }
+};
+
 // Hyper-parameters and flags of a dense decoder. An architecture fills them in, and they are
 // checked as a whole. The forward pass reads nothing else.
 struct Config {
@@ -41,11 +60,13 @@ struct Config {
   std::vector<float> rope_frequencies;  // (rope_dimension_count / 2) scaling and factors applied
   Activation activation = Activation::kSilu;
   bool tied_embeddings = false;  // no output.weight: the embedding table is used
+  DraftHead draft_head;
 };
 
 struct LayerWeights {
-  Vector attention_norm = nullptr;  // (embedding_length)
-  Weight query, key, value;         // (heads * head_length, embedding_length)
+  Vector attention_norm = nullptr;  // (embedding_length); in a draft head that of the token
+  Vector state_norm = nullptr;      // (embedding_length) of a draft head's state
+  Weight query, key, value;  // (heads * head_length, embedding_length; in a draft head twice that)
   Vector query_bias = nullptr, key_bias = nullptr, value_bias = nullptr;
   Vector attention_sinks = nullptr;  // (head_count) an extra score of each head, whose value is 0
   Vector query_norm = nullptr, key_norm = nullptr;  // (head_length)
@@ -64,6 +85,10 @@ struct Weights {
   Vector output_bias = nullptr;
   Vector rope_frequencies = nullptr;
   std::vector<LayerWeights> layers;
+  // Of a draft head.
+  Weight features;                        // (embedding_length, feature_width)
+  Vector features_norm = nullptr;         // (feature_width)
+  const int32_t* draft_tokens = nullptr;  // (draft_head.vocabulary_size); null: the target's tokens
 };
 
 // The exact memory that a load needs, computed from the header alone. If rope factors are the data
@@ -76,7 +101,11 @@ struct LoadPlan {
   uint64_t parameter_count = 0;
   Weights weights;  // types, shapes and bytes of all matrices, without addresses
 };
-Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file);
+class Model;
+// Matrices that a draft head takes from its `target` are not part of the plan's bytes. Without a
+// target only their shapes are known.
+Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file,
+                           const Model* target = nullptr);
 
 using Digest = std::array<uint8_t, 32>;
 
@@ -100,6 +129,9 @@ struct LoadOptions {
   std::function<bool(int32_t, uint64_t, uint64_t)> progress;
   // Called at least every 16 MiB read, on any thread and concurrently. May be empty.
   std::function<bool()> is_cancelled;
+  // The model whose features a draft head reads, in the same memory; a file of another architecture
+  // must not have one. The head keeps it loaded.
+  std::shared_ptr<Model> target;
 };
 
 class Model {
@@ -112,6 +144,7 @@ class Model {
   const Weights& weights() const { return weights_; }
   const LoadPlan& plan() const { return plan_; }
   const std::shared_ptr<vram::Memory>& memory() const { return memory_; }
+  const std::shared_ptr<Model>& target() const { return target_; }  // of a draft head
   // In the order of the file, without rope factors, because these become part of a table.
   const std::vector<ResidentTensor>& tensors() const { return tensors_; }
 
@@ -128,6 +161,7 @@ class Model {
   Status take_digests();
   Model() = default;
   std::shared_ptr<vram::Memory> memory_;
+  std::shared_ptr<Model> target_;
   LoadPlan plan_;
   Weights weights_;
   std::vector<vram::Buffer> buffers_;

@@ -121,6 +121,9 @@ Status match_tensors(const Backend& backend, const gguf::Gguf& file, const Tenso
     WCUDA_TRY(check_rope_factors(*factors, config));
     used[factors_index] = true;
   }
+  uint64_t tokens_index = 0;
+  if (config.draft_head.exists() && file.find_tensor(kDraftTokensTensor, &tokens_index))
+    used[tokens_index] = true;
   for (size_t i = 0; i < used.size(); ++i)
     if (!used[i]) WCUDA_TRY(check_unused(file.tensors()[i], list, config));
   return {};
@@ -157,6 +160,9 @@ Status assign_offsets(const Backend& backend, DetailedPlan* plan) {
     return offset;
   };
   plan->rope_offset = take_vector(plan->plan.config.rope_frequencies.size() * sizeof(float));
+  const DraftHead& head = plan->plan.config.draft_head;
+  if (head.maps_tokens)
+    plan->draft_tokens_offset = take_vector(uint64_t{head.vocabulary_size} * sizeof(int32_t));
   uint64_t matrix_bytes = 0, longest_row = 0, largest = 0;
   for (PlannedTensor& tensor : plan->tensors) {
     if (!checked_add(plan->file_bytes, tensor.file_bytes, &plan->file_bytes))
@@ -214,12 +220,44 @@ uint64_t rows_per_piece(const PlannedTensor& tensor, uint64_t slice_bytes) {
   return rows >= quant::kMTileRows ? rows / quant::kMTileRows * quant::kMTileRows : rows;
 }
 
-Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Gguf& file) {
+Status check_target(const Config& head, const Config& target) {
+  if (target.draft_head.exists())
+    return invalid_argument("the target model of a draft head is a draft head too");
+  if (target.embedding_length != head.draft_head.target_width)
+    return invalid_argument("the draft head is for a model of width %u, this one has %u",
+                            head.draft_head.target_width, target.embedding_length);
+  if (target.vocabulary_size != head.vocabulary_size)
+    return invalid_argument("the draft head has a vocabulary of %u tokens, its model one of %u",
+                            head.vocabulary_size, target.vocabulary_size);
+  for (const uint32_t layer : head.draft_head.target_layers)
+    if (layer > target.layer_count)
+      return invalid_argument("the draft head reads the input of layer %u, the model has %u layers",
+                              layer, target.layer_count);
+  return {};
+}
+
+void take_target_weights(const Config& head, const Weights* target, Weights* weights) {
+  Weight unknown;
+  unknown.type = static_cast<uint32_t>(TensorType::kF16);
+  unknown.rows = head.vocabulary_size;
+  unknown.cols = head.embedding_length;
+  if (weights->token_embedding.rows == 0)
+    weights->token_embedding = target == nullptr ? unknown : target->token_embedding;
+  if (weights->output.rows == 0) weights->output = target == nullptr ? unknown : target->output;
+}
+
+Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Gguf& file,
+                                         const Model* target) {
   if (backend.is_registered())
     return unsupported("models run on CUDA and HOST, not on backend %d", backend.caps().backend);
   WCUDA_ASSIGN(ReadConfig read, read_config(file));
   DetailedPlan plan;
   plan.plan.config = std::move(read.config);
+  const bool is_draft_head = plan.plan.config.draft_head.exists();
+  if (!is_draft_head && target != nullptr)
+    return invalid_argument("architecture '%s' is no draft head and has no target model",
+                            plan.plan.config.architecture.c_str());
+  if (target != nullptr) WCUDA_TRY(check_target(plan.plan.config, target->config()));
   TensorList list;
   read.arch->list(plan.plan.config, &list);
   WCUDA_TRY(match_tensors(backend, file, list, &plan));
@@ -230,6 +268,9 @@ Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Ggu
           nullptr, tensor.bytes, tensor.type, tensor.layout, tensor.slot.rows, tensor.slot.cols};
   if (plan.plan.config.tied_embeddings)
     plan.plan.weights.output = plan.plan.weights.token_embedding;
+  if (is_draft_head)
+    take_target_weights(plan.plan.config, target == nullptr ? nullptr : &target->weights(),
+                        &plan.plan.weights);
   plan.is_streamed = !backend.is_host();
   if (plan.is_streamed)
     std::sort(plan.tensors.begin(), plan.tensors.end(),
@@ -238,8 +279,8 @@ Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Ggu
   return plan;
 }
 
-Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file) {
-  WCUDA_ASSIGN(DetailedPlan plan, plan_load_in_detail(backend, file));
+Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file, const Model* target) {
+  WCUDA_ASSIGN(DetailedPlan plan, plan_load_in_detail(backend, file, target));
   return plan.plan;
 }
 

@@ -35,9 +35,10 @@ struct DetailedPlan {
   // True if the device has its own memory (upload.h). Tensors are then in the order of the file.
   bool is_streamed = false;
   std::vector<PlannedTensor> tensors;
-  uint64_t rope_offset = 0;    // f32 (rope_dimension_count / 2), in the block of all vectors
-  uint64_t vectors_bytes = 0;  // one allocation for all vectors; each matrix has its own
-  uint64_t file_bytes = 0;     // to be read
+  uint64_t rope_offset = 0;          // f32 (rope_dimension_count / 2), in the block of all vectors
+  uint64_t draft_tokens_offset = 0;  // int32 (draft_head.vocabulary_size), likewise, if there are
+  uint64_t vectors_bytes = 0;        // one allocation for all vectors; each matrix has its own
+  uint64_t file_bytes = 0;           // to be read
   // Pinned staging: `slice_count` slices, one per reader thread; kSlicesPerReader if streamed.
   uint32_t slice_count = 0;
   uint64_t slice_bytes = 0;
@@ -57,6 +58,11 @@ uint64_t rows_per_piece(const PlannedTensor& tensor, uint64_t slice_bytes);
 // start again when the end is reached.
 void assign_staged_offsets(DetailedPlan* plan);
 
-Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Gguf& file);
+// Gives a draft head the matrices that its file does not have: those of its target, or without one
+// matrices of which only the shape is known.
+void take_target_weights(const Config& head, const Weights* target, Weights* weights);
+
+Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Gguf& file,
+                                         const Model* target = nullptr);
 
 }  // namespace wcuda::model

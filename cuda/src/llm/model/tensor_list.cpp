@@ -7,13 +7,14 @@ namespace {
 void list_layer(const Config& c, const DenseDecoder& family, uint32_t layer, TensorList* list) {
   using L = LayerWeights;
   const uint32_t dim = c.embedding_length, hidden = c.feed_forward_length;
+  const uint32_t width = family.attention_width != 0 ? family.attention_width : dim;
   const uint32_t queries = c.head_count * c.head_length, keys = c.kv_head_count * c.head_length;
   const Presence bias = family.query_key_value_bias, other = family.other_bias;
 
   list->add_vector(layer, "attn_norm.weight", &L::attention_norm, dim, Presence::kRequired);
-  list->add_matrix(layer, "attn_q.weight", &L::query, queries, dim);
-  list->add_matrix(layer, "attn_k.weight", &L::key, keys, dim);
-  list->add_matrix(layer, "attn_v.weight", &L::value, keys, dim);
+  list->add_matrix(layer, "attn_q.weight", &L::query, queries, width);
+  list->add_matrix(layer, "attn_k.weight", &L::key, keys, width);
+  list->add_matrix(layer, "attn_v.weight", &L::value, keys, width);
   list->add_vector(layer, "attn_q.bias", &L::query_bias, queries, bias);
   list->add_vector(layer, "attn_k.bias", &L::key_bias, keys, bias);
   list->add_vector(layer, "attn_v.bias", &L::value_bias, keys, bias);
@@ -43,11 +44,12 @@ void TensorList::add(TensorSlot slot) {
 
 void list_dense_decoder(const Config& config, const DenseDecoder& family, TensorList* list) {
   const uint32_t vocabulary = config.vocabulary_size, dim = config.embedding_length;
+  const uint32_t outputs = family.output_rows != 0 ? family.output_rows : vocabulary;
   list->add_matrix("token_embd.weight", &Weights::token_embedding, vocabulary, dim,
-                   Presence::kRequired);
+                   family.token_embedding);
   list->add_vector("output_norm.weight", &Weights::output_norm, dim, Presence::kRequired);
-  list->add_matrix("output.weight", &Weights::output, vocabulary, dim, Presence::kOptional);
-  list->add_vector("output.bias", &Weights::output_bias, vocabulary, Presence::kOptional);
+  list->add_matrix("output.weight", &Weights::output, outputs, dim, Presence::kOptional);
+  list->add_vector("output.bias", &Weights::output_bias, outputs, Presence::kOptional);
   for (uint32_t layer = 0; layer < config.layer_count; ++layer)
     list_layer(config, family, layer, list);
 }

@@ -71,6 +71,9 @@ struct DenseDecoder {
   Presence other_bias;  // of the attention output and of the feed-forward
   Presence query_key_norm;
   Presence attention_sinks = Presence::kNone;
+  Presence token_embedding = Presence::kRequired;
+  uint32_t attention_width = 0;  // inputs of query, key and value; 0: embedding_length
+  uint32_t output_rows = 0;      // 0: vocabulary_size
 };
 // Lists the tensors of a decoder with gated feed-forward.
 void list_dense_decoder(const Config& config, const DenseDecoder& family, TensorList* list);

@@ -24,7 +24,7 @@ constexpr uint32_t kTokensAChunk = 8;  // of work that is small for one token
 
 uint32_t cols_max(const Limits& limits) {
   return std::max({limits.embedding_length, limits.feed_forward_length,
-                   limits.head_count * limits.head_length});
+                   limits.head_count * limits.head_length, limits.head_cols_max});
 }
 
 class HostOps final : public Ops {
@@ -70,6 +70,11 @@ class HostOps final : public Ops {
   Status attention(const Node& node, const AttentionArgs& args) override;
   Status hidden_state(const Node& node, const HiddenStateArgs& args) override;
   Status softcap(const Node& node, const SoftcapArgs& args) override;
+  Status keep_features(const Node& node, const KeepFeaturesArgs& args) override;
+  Status read_features(const Node& node, const ReadFeaturesArgs& args) override;
+  Status head_input(const Node& node, const HeadInputArgs& args) override;
+  Status keep_states(const Node& node, const KeepStatesArgs& args) override;
+  Status scatter_logits(const Node& node, const ScatterLogitsArgs& args) override;
   Status token_logprobs(const Node& node, const TokenLogprobsArgs& args) override;
 
  private:
@@ -279,6 +284,88 @@ Status HostOps::hidden_state(const Node&, const HiddenStateArgs& args) {
                         args.epsilon, h);
       for (uint32_t c = 0; c < args.cols; ++c) out[c] += h[c];
     }
+  });
+  return {};
+}
+
+Status HostOps::keep_features(const Node&, const KeepFeaturesArgs& args) {
+  WCUDA_TRY(check_batch(args.batch));
+  WCUDA_CHECK(args.x != nullptr && args.pages.data != nullptr && args.pages.width % 3 == 0);
+  const Batch& batch = *args.batch;
+  const uint32_t cols = args.pages.width / 3;
+  for_tokens(batch.token_count, [&](uint32_t token, uint32_t) {
+    const uint32_t position = batch.positions[token];
+    const uint32_t page =
+        batch.page_tables[uint64_t{batch.token_rows[token]} * batch.page_table_stride +
+                          position / kPageTokens];
+    for (uint32_t third = 0; third < 3; ++third) {
+      if ((args.thirds >> third & 1) == 0) continue;
+      for (uint32_t c = 0; c < cols; ++c)
+        *args.pages.at(page, position, third * cols + c) =
+            float_to_bf16(args.x[uint64_t{token} * cols + c]);
+    }
+  });
+  return {};
+}
+
+Status HostOps::read_features(const Node&, const ReadFeaturesArgs& args) {
+  WCUDA_TRY(check_batch(args.batch));
+  WCUDA_CHECK(args.out != nullptr && args.pages.data != nullptr && args.page_tables != nullptr);
+  const Batch& batch = *args.batch;
+  const uint32_t width = args.pages.width;
+  for_tokens(batch.token_count, [&](uint32_t token, uint32_t) {
+    float* const out = args.out + uint64_t{token} * width;
+    const uint32_t row = batch.token_rows[token], position = batch.positions[token];
+    if ((batch.rows[row].flags & kernels::kRowFeatures) == 0) {
+      std::fill_n(out, width, 0.0f);
+      return;
+    }
+    const uint32_t page =
+        args.page_tables[uint64_t{row} * args.page_table_stride + position / kPageTokens];
+    for (uint32_t c = 0; c < width; ++c) out[c] = bf16_to_float(*args.pages.at(page, position, c));
+    if (args.norm != nullptr) kernels_.rms_norm(out, args.norm, width, args.epsilon, out);
+  });
+  return {};
+}
+
+Status HostOps::head_input(const Node&, const HeadInputArgs& args) {
+  WCUDA_TRY(check_batch(args.batch));
+  WCUDA_CHECK(args.token_norm != nullptr && args.state_norm != nullptr && args.states != nullptr);
+  const Batch& batch = *args.batch;
+  const uint32_t cols = args.cols;
+  for_tokens(batch.token_count, [&](uint32_t token, uint32_t) {
+    const StepRow& row = batch.rows[batch.token_rows[token]];
+    const float* const state = (row.flags & kernels::kRowFeatures) != 0
+                                   ? args.g + uint64_t{token} * cols
+                                   : args.states + uint64_t{row.sequence_slot} * cols;
+    float* const input = args.input + uint64_t{token} * 2 * cols;
+    kernels_.rms_norm(args.embedding + uint64_t{token} * cols, args.token_norm, cols, args.epsilon,
+                      input);
+    kernels_.rms_norm(state, args.state_norm, cols, args.epsilon, input + cols);
+    std::copy_n(args.norms_residual ? input + cols : state, cols, args.x + uint64_t{token} * cols);
+  });
+  return {};
+}
+
+Status HostOps::keep_states(const Node&, const KeepStatesArgs& args) {
+  WCUDA_TRY(check_batch(args.batch));
+  WCUDA_CHECK(args.x != nullptr && args.states != nullptr);
+  for (uint32_t r = 0; r < args.batch->row_count; ++r) {
+    const StepRow& row = args.batch->rows[r];
+    const uint64_t last = uint64_t{row.first_token} + row.token_count - 1;
+    std::copy_n(args.x + last * args.cols, args.cols,
+                args.states + uint64_t{row.sequence_slot} * args.cols);
+  }
+  return {};
+}
+
+Status HostOps::scatter_logits(const Node&, const ScatterLogitsArgs& args) {
+  WCUDA_CHECK(args.logits != nullptr && args.tokens != nullptr && args.out != nullptr);
+  pool_->parallel_for(args.count, [&](uint32_t i, uint32_t) {
+    float* const out = args.out + uint64_t{i} * args.vocabulary;
+    const float* const logits = args.logits + uint64_t{i} * args.head_vocabulary;
+    std::fill_n(out, args.vocabulary, std::numeric_limits<float>::lowest());
+    for (uint32_t j = 0; j < args.head_vocabulary; ++j) out[args.tokens[j]] = logits[j];
   });
   return {};
 }

@@ -7,6 +7,7 @@
 
 #include "core/backend/backend.h"
 #include "core/base/status.h"
+#include "kernels/shared/feature_pages.h"
 #include "kernels/shared/kv_pages.h"
 #include "kernels/shared/step_inputs.h"
 #include "llm/model/weight.h"
@@ -34,7 +35,7 @@ constexpr uint32_t kPageTokens = kernels::kPagePositions;
 // The pool of key-value pages. One page holds kPageTokens positions of one sequence in all layers.
 // A row is head_length values in f16, q8_0 (blocks of an f16 scale and 32 int8) or e4m3.
 struct KvPool : kernels::KvPages {
-  uint32_t layer_count = 0;
+  uint32_t layer_count = 0;  // with those that hold features
 
   uint64_t plane_bytes() const { return uint64_t{head_count} * kPageTokens * row_bytes; }
   uint8_t* keys(uint32_t layer, uint32_t page) const {
@@ -143,6 +144,60 @@ struct AttentionArgs {
   const Weight* reader = nullptr;  // the output projection
 };
 
+// Keeps x for a draft head: in the thirds j of the features whose bit j is set in `thirds`.
+struct KeepFeaturesArgs {
+  const Batch* batch;
+  const float* x;  // (token_count, pages.width / 3)
+  kernels::FeaturePages pages;
+  uint32_t thirds;
+};
+
+// out = the features, or rms_norm(features) * norm; 0 for tokens of rows without kRowFeatures.
+struct ReadFeaturesArgs {
+  const Batch* batch;
+  kernels::FeaturePages pages;  // of the target
+  // (row_count, page_table_stride) pages of the target's sequences
+  const uint32_t* page_tables;
+  uint32_t page_table_stride;
+  Vector norm;  // (pages.width) may be null
+  float epsilon;
+  float* out;  // (token_count, pages.width)
+};
+
+// The input of the layer of a draft head. With s = g, or the state of the sequence of a row without
+// kRowFeatures: input = concat(rms_norm(embedding) * token_norm, rms_norm(s) * state_norm), and
+// x = rms_norm(s) * state_norm if norms_residual, otherwise s.
+struct HeadInputArgs {
+  const Batch* batch;
+  uint32_t cols;
+  const float* embedding;  // (token_count, cols) may be x
+  const float* g;          // (token_count, cols)
+  const float* states;     // (max_sequences, cols)
+  Vector token_norm, state_norm;
+  float epsilon;
+  bool norms_residual;
+  float* input;  // (token_count, 2 * cols)
+  float* x;      // (token_count, cols)
+};
+
+// The state of each row's sequence = x of the row's last token.
+struct KeepStatesArgs {
+  const Batch* batch;
+  uint32_t cols;
+  const float* x;  // (token_count, cols)
+  float* states;   // (max_sequences, cols)
+};
+
+// out[i][tokens[j]] = logits[i][j], and the lowest f32 for all other tokens.
+struct ScatterLogitsArgs {
+  uint32_t count;
+  uint32_t head_vocabulary;
+  uint32_t vocabulary;
+  const float* logits;    // (count, head_vocabulary)
+  const int32_t* tokens;  // (head_vocabulary)
+  float* out;             // (count, vocabulary)
+};
+
 // values = softcap * tanh(values / softcap), in place.
 struct SoftcapArgs {
   float* values;  // (count)
@@ -210,6 +265,11 @@ class Ops {
   virtual Status attention(const Node& node, const AttentionArgs& args) = 0;
   virtual Status hidden_state(const Node& node, const HiddenStateArgs& args) = 0;
   virtual Status softcap(const Node& node, const SoftcapArgs& args) = 0;
+  virtual Status keep_features(const Node& node, const KeepFeaturesArgs& args) = 0;
+  virtual Status read_features(const Node& node, const ReadFeaturesArgs& args) = 0;
+  virtual Status head_input(const Node& node, const HeadInputArgs& args) = 0;
+  virtual Status keep_states(const Node& node, const KeepStatesArgs& args) = 0;
+  virtual Status scatter_logits(const Node& node, const ScatterLogitsArgs& args) = 0;
   virtual Status token_logprobs(const Node& node, const TokenLogprobsArgs& args) = 0;
 };
 

@@ -63,6 +63,22 @@ class Counter {
       case Operation::kHiddenState:  // as if each row returned a sum
         cost.bytes = (2 * tokens + shape_.row_count) * embedding * 4;
         break;
+      case Operation::kReadFeatures:
+        cost.bytes = tokens * config_.draft_head.feature_width() * 6;
+        break;
+      case Operation::kHeadInput:  // two inputs, and as many values as three of them
+        cost.bytes = tokens * 5 * embedding * 4;
+        break;
+      case Operation::kKeepFeatures:
+        cost.bytes = tokens * embedding * 6;
+        break;
+      case Operation::kKeepStates:
+        cost.bytes = uint64_t{2} * shape_.row_count * embedding * 4;
+        break;
+      case Operation::kScatterLogits:
+        cost.bytes = uint64_t{4} * plan_.logits_count(node) *
+                     (config_.draft_head.vocabulary_size + config_.vocabulary_size);
+        break;
       case Operation::kSoftcapLogits:
       case Operation::kTokenLogprobs:
         cost.bytes = uint64_t{8} * plan_.logits_count(node) * config_.vocabulary_size;
@@ -73,6 +89,7 @@ class Counter {
           add(linear(part.operation, part.layer, step_.logits_count), &cost);
         }
         break;
+      case Operation::kFuseFeatures:
       case Operation::kQueryKeyValue:
       case Operation::kAttentionOutput:
       case Operation::kGateUp:
@@ -122,6 +139,8 @@ class Counter {
     };
     if (operation == Operation::kLogits) {
       matrix(weights_.output, 1);
+    } else if (operation == Operation::kFuseFeatures) {
+      matrix(weights_.features, 1);
     } else {
       const model::LayerWeights& w = weights_.layers[layer];
       if (operation == Operation::kQueryKeyValue) {

@@ -29,12 +29,18 @@ class Planner {
     plan_.nodes.reserve(7 + uint64_t{config_.layer_count} * 7);
     start();
     add(Operation::kEmbed, on_device(Kernel::kEmbed), kNoLayer, Form::kTokens, Form::kF32);
+    if (config_.draft_head.exists()) head_input();
     for (uint32_t layer = 0; layer < config_.layer_count; ++layer) {
       if (!has_next_) linear(Operation::kQueryKeyValue, layer);
       has_next_ = false;
+      keep_features(layer);  // nothing has been added to x since the last layer
       attention(layer);
       after_attention(layer);
     }
+    keep_features(config_.layer_count);
+    if (config_.draft_head.exists())
+      add(Operation::kKeepStates, on_device(Kernel::kKeepStates), kNoLayer, Form::kF32,
+          Form::kStates);
     if (plan_.shape.has_hidden_states)
       add(Operation::kHiddenState, on_device(Kernel::kHiddenState), kNoLayer, Form::kF32,
           Form::kF32);
@@ -42,6 +48,9 @@ class Planner {
     for (uint32_t first = 0; first < plan_.shape.scored_count; first += part)
       score(first, std::min(part, plan_.shape.scored_count - first));
     if (plan_.shape.logits_count != 0 && !has_next_) linear(Operation::kLogits, kNoLayer);
+    if (plan_.shape.logits_count != 0 && config_.draft_head.maps_tokens)
+      add(Operation::kScatterLogits, on_device(Kernel::kScatterLogits), kNoLayer, Form::kF32,
+          Form::kF32);
     if (plan_.shape.logits_count != 0 && config_.logit_softcap != 0.0f)
       add(Operation::kSoftcapLogits, on_device(Kernel::kSoftcap), kNoLayer, Form::kF32, Form::kF32);
     return std::move(plan_);
@@ -72,6 +81,26 @@ class Planner {
     add(Operation::kBeginRows, Kernel::kBeginStep, kNoLayer, Form::kTokens, Form::kTokens);
     add(Operation::kPlanAttention, Kernel::kAttentionPlan, kNoLayer, Form::kNone,
         Form::kAttentionPlan);
+  }
+
+  // ---- draft heads
+
+  void head_input() {
+    if (shape().has_features) {
+      add(Operation::kReadFeatures, on_device(Kernel::kReadFeatures), kNoLayer, Form::kFeatures,
+          Form::kF32);
+      linear(Operation::kFuseFeatures, kNoLayer);
+    }
+    add(Operation::kHeadInput, on_device(Kernel::kHeadInput), 0,
+        shape().has_features ? Form::kF32 : Form::kStates, Form::kF32);
+  }
+
+  void keep_features(uint32_t layer) {
+    const auto& kept = limits_.feature_layers;
+    if (limits_.keeps_features &&
+        std::find(std::begin(kept), std::end(kept), layer) != std::end(kept))
+      add(Operation::kKeepFeatures, on_device(Kernel::kKeepFeatures), layer, Form::kF32,
+          Form::kFeatures);
   }
 
   void score(uint32_t first, uint32_t count) {
@@ -162,9 +191,13 @@ class Planner {
       add_matrix(weights_.output);
       return linear;
     }
+    if (operation == Operation::kFuseFeatures) {
+      add_matrix(weights_.features);
+      return linear;
+    }
     const model::LayerWeights& w = weights_.layers[layer];
     if (operation == Operation::kQueryKeyValue) {
-      linear.has_norm = true;
+      linear.has_norm = !config_.draft_head.exists();
       add_matrix(w.query);
       add_matrix(w.key);
       add_matrix(w.value);
@@ -294,9 +327,11 @@ LayerOperation fused_operation(const Node& node, uint32_t index, uint32_t layer_
 const char* operation_name(Operation operation) {
   constexpr const char* kNames[] = {"start_step",       "scatter_inputs",   "begin_rows",
                                     "plan_attention",   "rotary_table",     "embed",
+                                    "read_features",    "fuse_features",    "head_input",
                                     "query_key_value",  "rotate_and_store", "attention",
                                     "attention_output", "gate_up",          "down",
-                                    "hidden_state",     "logits",           "softcap_logits",
+                                    "keep_features",    "keep_states",      "hidden_state",
+                                    "logits",           "scatter_logits",   "softcap_logits",
                                     "token_logprobs",   "persistent_layers"};
   static_assert(std::size(kNames) == static_cast<size_t>(Operation::kPersistentLayers) + 1);
   return kNames[static_cast<size_t>(operation)];
@@ -322,8 +357,13 @@ const char* kernel_name(Kernel kernel) {
                                     "attention_shared",
                                     "softcap",
                                     "hidden_state",
-                                    "token_logprobs"};
-  static_assert(std::size(kNames) == static_cast<size_t>(Kernel::kTokenLogprobs) + 1);
+                                    "token_logprobs",
+                                    "keep_features",
+                                    "read_features",
+                                    "head_input",
+                                    "keep_states",
+                                    "scatter_logits"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Kernel::kScatterLogits) + 1);
   return kNames[static_cast<size_t>(kernel)];
 }
 
@@ -336,6 +376,8 @@ const char* form_name(Form form) {
                                     "f16 operand",
                                     "f16 operand of linear_batch",
                                     "f32 and KV pages",
+                                    "bf16 features in pages",
+                                    "f32 states of sequences",
                                     "attention plan",
                                     "tokens and attention plan",
                                     "rotary table"};

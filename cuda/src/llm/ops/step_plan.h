@@ -31,6 +31,10 @@ struct Limits {
   uint32_t head_length = 0;
   uint32_t vocabulary_size = 0;
   kernels::KvFormat kv_type = kernels::KvFormat::kF16;
+  // Features that the step keeps for a draft head, which reads the inputs of these layers.
+  bool keeps_features = false;
+  uint32_t feature_layers[model::kFeatureLayers] = {};
+  uint32_t head_cols_max = 0;    // of a draft head: inputs of its widest own layer; otherwise 0
   bool batch_invariant = false;  // a row's result must not depend on the other rows of the step
   PersistentLayers persistent_layers = PersistentLayers::kAuto;
 };
@@ -59,6 +63,7 @@ struct StepShape {
   bool has_shared_prefix = false;
   bool has_hidden_states = false;  // rows return hidden states
   bool has_drafts = false;         // rows read keys and values that the step itself stores
+  bool has_features = false;       // rows of a draft head read features
   // Own tokens of rows whose log probabilities are wanted. Their logits are computed in parts of at
   // most max_logits_rows, before those that the step keeps.
   uint32_t scored_count = 0;
@@ -71,14 +76,20 @@ enum class Operation : uint8_t {
   kPlanAttention,     // assigns the work of the attention kernels to blocks
   kRotaryTable,       // computes sines and cosines of the step's positions
   kEmbed,             // x = rows of the token table
+  kReadFeatures,      // of the tokens of a draft head, from the pages of its target
+  kFuseFeatures,      // g = W · features
+  kHeadInput,         // x, and the input of query, key and value, from x and g or a state
   kQueryKeyValue,     // query, key, value = W · rms_norm(x)
   kRotateAndStore,    // rotates queries and keys; stores keys and values in the pages
   kAttention,         // for all rows, for those of one token, or for those of more
   kAttentionOutput,   // x += W · attention
   kGateUp,            // activation(gate) * up, with gate and up = W · rms_norm(x)
   kDown,              // x += W · (activation(gate) * up)
+  kKeepFeatures,      // stores x, before a layer or after the last one, for a draft head
+  kKeepStates,        // stores x of the last token of each row of a draft head
   kHiddenState,       // hidden states of rows, from rms_norm(x)
   kLogits,            // logits = W · rms_norm(x)
+  kScatterLogits,     // from the vocabulary of a draft head to that of its target
   kSoftcapLogits,     // logits = softcap * tanh(logits / softcap)
   kTokenLogprobs,     // log probabilities of a part of the rows' own tokens
   kPersistentLayers,  // two to four linear layers, from kAttentionOutput on, in one kernel
@@ -105,6 +116,11 @@ enum class Kernel : uint8_t {
   kSoftcap,
   kHiddenState,
   kTokenLogprobs,
+  kKeepFeatures,
+  kReadFeatures,
+  kHeadInput,
+  kKeepStates,
+  kScatterLogits,
 };
 
 // The form of an activation (tokens, values) in memory, or what the start of a step computes into
@@ -118,6 +134,8 @@ enum class Form : uint8_t {
   kHalf,       // f16 in the order in which packed_gemm reads them (kernels/shared/input_order.h)
   kBatchHalf,  // likewise of linear_batch
   kPages,      // f32 queries; keys and values in the KV pages
+  kFeatures,   // bf16 in the pages of the target
+  kStates,     // f32, of each sequence
   kAttentionPlan,
   kTokensAndPlan,  // token ids and the attention plan
   kRotaryTable,

@@ -48,6 +48,21 @@ class FailingOps : public ops::Ops {
   Status softcap(const ops::Node& n, const ops::SoftcapArgs& a) override {
     return inner_->softcap(n, a);
   }
+  Status keep_features(const ops::Node& n, const ops::KeepFeaturesArgs& a) override {
+    return inner_->keep_features(n, a);
+  }
+  Status read_features(const ops::Node& n, const ops::ReadFeaturesArgs& a) override {
+    return inner_->read_features(n, a);
+  }
+  Status head_input(const ops::Node& n, const ops::HeadInputArgs& a) override {
+    return inner_->head_input(n, a);
+  }
+  Status keep_states(const ops::Node& n, const ops::KeepStatesArgs& a) override {
+    return inner_->keep_states(n, a);
+  }
+  Status scatter_logits(const ops::Node& n, const ops::ScatterLogitsArgs& a) override {
+    return inner_->scatter_logits(n, a);
+  }
   Status token_logprobs(const ops::Node& n, const ops::TokenLogprobsArgs& a) override {
     return inner_->token_logprobs(n, a);
   }

@@ -29,6 +29,7 @@ struct Case {
   Rows rows;
   bool is_batch_invariant = false;
   uint32_t flags = 0;  // of each row
+  bool keeps_features = false;
 };
 
 std::vector<Case> cases() {
@@ -48,7 +49,8 @@ std::vector<Case> cases() {
           {"log probabilities of own tokens",
            {{5, 20}, {1, 300}, {3, 63}},
            false,
-           kernels::kRowTokenLogprobs}};
+           kernels::kRowTokenLogprobs},
+          {"features for a draft head", {{150, 20}, {1, 300}}, false, 0, true}};
 }
 
 class StepNodes : public ::testing::TestWithParam<int32_t> {
@@ -88,6 +90,9 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     limits.batch_invariant = c.is_batch_invariant;
     limits.has_hidden_states = (c.flags & kernels::kRowHidden) != 0;
     limits.has_token_logprobs = (c.flags & kernels::kRowTokenLogprobs) != 0;
+    limits.keeps_features = c.keeps_features;
+    for (uint32_t i = 0; i < model::kFeatureLayers; ++i) limits.feature_layers[i] = i;
+    if (c.keeps_features) limits.kept_feature_width = 3 * config.embedding_length;
     limits.max_top_logprobs = limits.has_token_logprobs ? 4 : 0;
     limits.persistent_layers = ops::PersistentLayers::kOn;
     // As small as the case allows, because the whole memory is copied around each node.
@@ -113,7 +118,9 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     WCUDA_TRY(backend_->fill(machine_.kv, machine_.layout.kv_bytes, 0, 1, {}));
     machine_.pool = {{machine_.kv + machine_.layout.pages, limits.kv_type, limits.page_count,
                       config.kv_head_count, config.head_length, machine_.layout.kv_row_bytes},
-                     config.layer_count};
+                     machine_.layout.pool_layer_count};
+    machine_.kept_features = {machine_.pool.data, limits.page_count, config.layer_count,
+                              machine_.layout.page_layer_bytes, limits.kept_feature_width};
     return backend_->synchronize();
   }
 
@@ -210,6 +217,8 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     step_.batch = &batch_;
     step_.inputs = &inputs_;
     step_.pool = machine_.pool;
+    step_.features.kept = machine_.kept_features;
+    std::copy_n(limits.feature_layers, model::kFeatureLayers, step_.features.kept_layers);
     step_.activations = machine_.activations();
     step_.gate_norms = machine_.gate_norms.empty() ? nullptr : machine_.gate_norms.data();
     step_.logits_indices = machine_.in_ticket<uint32_t>(0, layout.logits_indices);

@@ -32,7 +32,8 @@ uint64_t logits_bytes(std::string_view device, uint32_t rows, uint32_t max_logit
   shape.row_count = rows;
   shape.row_tokens = 5;
 
-  const auto report = report_step(open_host_backend(0, 1).take(), *file, options, shape, device);
+  const auto report =
+      report_step(open_host_backend(0, 1).take(), *file, options, {}, shape, device);
 
   EXPECT_TRUE(report.ok()) << report.status().message();
   for (size_t i = 0; i < report->plan.nodes.size(); ++i)

@@ -110,7 +110,7 @@ TEST(Config, names_an_unsupported_architecture_and_those_supported) {
 
   EXPECT_EQ(read.status.code(), WCUDA_UNSUPPORTED);
   EXPECT_EQ(message_of(read),
-            "architecture 'mamba' is not supported (supported: llama, qwen2, qwen3)");
+            "architecture 'mamba' is not supported (supported: llama, qwen2, qwen3, eagle3)");
 }
 
 TEST(Config, names_a_required_key_that_is_missing) {

@@ -28,6 +28,50 @@ inline TinyModel smallest_model(const std::string& architecture, uint32_t type =
   return tiny;
 }
 
+// A draft head of smallest_model("llama"). With `own_tokens` it has an embedding table, and an
+// output for the tokens 0 and 2.
+inline GgufBuilder smallest_head(bool own_tokens) {
+  constexpr uint32_t kDim = 4, kHeadLength = 2, kHeads = 2, kHidden = 5, kTargetDim = 4;
+  GgufBuilder b;
+  b.string("general.architecture", "eagle3").u32("eagle3.block_count", 1);
+  b.u32("eagle3.context_length", 512).u32("eagle3.embedding_length", kDim);
+  b.u32("eagle3.feed_forward_length", kHidden).u32("eagle3.attention.head_count", kHeads);
+  b.u32("eagle3.attention.head_count_kv", 1).u32("eagle3.attention.key_length", kHeadLength);
+  b.u32("eagle3.attention.value_length", kHeadLength).u32("eagle3.vocab_size", 3);
+  b.f32("eagle3.attention.layer_norm_rms_epsilon", 1e-5f);
+  b.array<uint32_t>("eagle3.target_layers", 4, {0, 1, 1});
+  b.u32("eagle3.target_hidden_size", kTargetDim);
+  b.boolean("eagle3.norm_before_residual", own_tokens ? 1 : 0);
+  b.boolean("eagle3.norm_before_fc", own_tokens ? 1 : 0);
+  const auto tensor = [&b](const std::string& name, std::vector<uint64_t> dimensions) {
+    uint64_t count = 1;
+    for (const uint64_t dimension : dimensions) count *= dimension;
+    std::vector<float> values(count);
+    for (uint64_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 7) / 8.0f - 0.25f;
+    b.tensor(name, std::move(dimensions), kF32, vector_data(values, kF32));
+  };
+  tensor("fc.weight", {3 * kTargetDim, kDim});
+  if (own_tokens) {
+    tensor("enc.output_norm.weight", {3 * kTargetDim});
+    tensor("token_embd.weight", {kDim, 3});
+    tensor("output.weight", {kDim, 2});
+    std::string ids;
+    for (const uint64_t id : {0, 2}) GgufBuilder::append(&ids, id);
+    b.tensor("d2t", {2}, kI64, ids);
+  }
+  for (const char* name : {"attn_norm", "attn_norm_2", "ffn_norm"})
+    tensor(std::string("blk.0.") + name + ".weight", {kDim});
+  tensor("blk.0.attn_q.weight", {2 * kDim, kHeads * kHeadLength});
+  tensor("blk.0.attn_k.weight", {2 * kDim, kHeadLength});
+  tensor("blk.0.attn_v.weight", {2 * kDim, kHeadLength});
+  tensor("blk.0.attn_output.weight", {kHeads * kHeadLength, kDim});
+  tensor("blk.0.ffn_gate.weight", {kDim, kHidden});
+  tensor("blk.0.ffn_up.weight", {kDim, kHidden});
+  tensor("blk.0.ffn_down.weight", {kHidden, kDim});
+  tensor("output_norm.weight", {kDim});
+  return b;
+}
+
 inline std::vector<ModelCase> model_cases() {
   std::vector<ModelCase> cases;
   for (const char* name : {"llama", "qwen2", "qwen3"})
@@ -72,6 +116,9 @@ inline std::vector<ModelCase> model_cases() {
   TinyModel no_merges = smallest_model("llama");
   no_merges.omit.insert("tokenizer.ggml.merges");
   cases.push_back({"gpt2-without-merges", no_merges.build(), false});
+
+  cases.push_back({"eagle3", smallest_head(true).build(), true});
+  cases.push_back({"eagle3-without-tokens", smallest_head(false).build(), true});
   return cases;
 }
 

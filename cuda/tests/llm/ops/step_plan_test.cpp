@@ -56,10 +56,30 @@ Family family(const char* name, uint32_t layers, uint32_t embedding, uint32_t fe
   return result;
 }
 
+// The draft head of a llama with a vocabulary of its own. Rows of several tokens read features.
+Family draft_head() {
+  Family head = family("eagle3", 1, 4096, 14336, 32, 8, 128256);
+  head.config.draft_head.target_width = 4096;
+  head.config.draft_head.vocabulary_size = 32000;
+  head.config.draft_head.maps_tokens = true;
+  model::LayerWeights& w = head.weights.layers[0];
+  w.query.cols = w.key.cols = w.value.cols = 8192;
+  head.weights.features = w.attention_output;
+  head.weights.features.cols = 12288;
+  head.weights.output.rows = 32000;
+  return head;
+}
+
 std::vector<Family> families() {
   return {family("llama", 4, 4096, 14336, 32, 8, 128256),
           family("qwen2", 4, 3584, 18944, 28, 4, 152064),
-          family("qwen3", 4, 5120, 17408, 40, 8, 151936)};
+          family("qwen3", 4, 5120, 17408, 40, 8, 151936), draft_head()};
+}
+
+// The step of a family that is launched for this shape.
+StepShape shape_of(const Family& family, StepShape shape) {
+  shape.has_features = family.config.draft_head.exists() && shape.max_row_tokens > 1;
+  return shape;
 }
 
 struct Device {
@@ -119,14 +139,15 @@ Limits limits_of(const model::Config& config, bool is_batch_invariant) {
   limits.head_length = config.head_length;
   limits.vocabulary_size = config.vocabulary_size;
   limits.batch_invariant = is_batch_invariant;
+  if (config.draft_head.exists()) limits.head_cols_max = config.draft_head.feature_width();
   return limits;
 }
 
-std::string line(const Node& node) {
+std::string line(const Node& node, uint32_t layer_count) {
   std::string text = std::string("  ") + operation_name(node.operation);
   if (node.operation == Operation::kPersistentLayers)
     for (uint32_t i = 0; i < node.fused_count; ++i) {
-      const LayerOperation part = fused_operation(node, i, 4);
+      const LayerOperation part = fused_operation(node, i, layer_count);
       text += std::string(i == 0 ? "(" : ", ") +
               (part.operation == Operation::kQueryKeyValue ? "next " : "") +
               operation_name(part.operation);
@@ -139,7 +160,7 @@ std::string line(const Node& node) {
 }
 
 // Nodes by layer; of layers that are alike the first.
-std::string describe(const StepPlan& plan) {
+std::string describe(const StepPlan& plan, uint32_t layer_count) {
   std::string text, block, last;
   uint32_t first = kNoLayer, end = kNoLayer;
   const auto flush = [&] {
@@ -153,7 +174,7 @@ std::string describe(const StepPlan& plan) {
     const uint32_t layer = plan.nodes[i].layer;
     block.clear();
     for (; i < plan.nodes.size() && plan.nodes[i].layer == layer; ++i)
-      block += (layer == kNoLayer ? "" : "  ") + line(plan.nodes[i]);
+      block += (layer == kNoLayer ? "" : "  ") + line(plan.nodes[i], layer_count);
     if (layer == kNoLayer) {
       flush();
       text += block;
@@ -181,16 +202,17 @@ std::string plans_of(const Family& family) {
         if (c.shape.has_shared_prefix &&
             !allows_shared_prefix(family.config, limits, device.traits, c.shape))
           continue;
-        const StepPlan plan =
-            plan_step(family.config, family.weights, limits, device.traits, c.shape);
+        const StepPlan plan = plan_step(family.config, family.weights, limits, device.traits,
+                                        shape_of(family, c.shape));
         text += std::string("\n") + c.name + "; " + device.name +
-                (is_batch_invariant ? "; batch-invariant\n" : "\n") + describe(plan);
+                (is_batch_invariant ? "; batch-invariant\n" : "\n") +
+                describe(plan, family.config.layer_count);
       }
   return text;
 }
 
 class StepPlans : public ::testing::TestWithParam<size_t> {};
-INSTANTIATE_TEST_SUITE_P(Families, StepPlans, ::testing::Values(0, 1, 2),
+INSTANTIATE_TEST_SUITE_P(Families, StepPlans, ::testing::Values(0, 1, 2, 3),
                          [](const auto& info) { return std::string(families()[info.param].name); });
 
 TEST_P(StepPlans, are_those_committed) {
@@ -213,8 +235,9 @@ TEST(StepPlan, names_every_linear_layer_once) {
   for (const Family& family : families())
     for (const Device& device : devices())
       for (const NamedShape& c : cases()) {
-        const StepPlan plan = plan_step(family.config, family.weights,
-                                        limits_of(family.config, false), device.traits, c.shape);
+        const StepPlan plan =
+            plan_step(family.config, family.weights, limits_of(family.config, false), device.traits,
+                      shape_of(family, c.shape));
         uint32_t count = 0;
         for (const Node& node : plan.nodes) {
           if (node.operation == Operation::kPersistentLayers) count += node.fused_count;
@@ -260,6 +283,39 @@ TEST(StepPlan, hidden_states_are_a_node_before_the_logits) {
     EXPECT_EQ(node.kernel, device.traits.is_host ? Kernel::kHost : Kernel::kHiddenState);
     EXPECT_EQ(with.nodes.back().operation, Operation::kLogits) << device.name;
   }
+}
+
+// Nothing adds to x between the end of a layer and the attention of the next one, so that no node
+// is split.
+TEST(StepPlan, features_are_kept_by_nodes_besides_those_of_other_steps) {
+  const Family llama = families()[0];
+  Limits limits = limits_of(llama.config, false);
+  for (const Device& device : devices())
+    for (const NamedShape& c : cases()) {
+      limits.keeps_features = false;
+      const StepPlan without =
+          plan_step(llama.config, llama.weights, limits, device.traits, c.shape);
+      limits.keeps_features = true;
+      const uint32_t layers[] = {0, 2, 4};
+      std::copy_n(layers, 3, limits.feature_layers);
+
+      const StepPlan with = plan_step(llama.config, llama.weights, limits, device.traits, c.shape);
+
+      std::vector<uint32_t> kept;
+      StepPlan others = with;
+      others.nodes.clear();
+      for (const Node& node : with.nodes) {
+        if (node.operation != Operation::kKeepFeatures) {
+          others.nodes.push_back(node);
+          continue;
+        }
+        kept.push_back(node.layer);
+        const bool adds_next = others.nodes.back().operation == Operation::kAttention;
+        EXPECT_FALSE(adds_next) << "x without what this layer adds";
+      }
+      EXPECT_EQ(kept, (std::vector<uint32_t>{0, 2, 4})) << device.name << " " << c.name;
+      EXPECT_EQ(describe(others, 4), describe(without, 4)) << device.name << " " << c.name;
+    }
 }
 
 TEST(StepPlan, own_tokens_are_scored_in_parts_before_the_logits_that_the_step_keeps) {

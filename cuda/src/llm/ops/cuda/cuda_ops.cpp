@@ -13,6 +13,7 @@
 #include "kernels/ptx/code.h"
 #include "kernels/sampling/token_logprobs.h"
 #include "kernels/shared/arena.h"
+#include "kernels/step/draft_head.h"
 #include "kernels/step/embed.h"
 #include "kernels/step/hidden_state.h"
 #include "kernels/step/input_scatter.h"
@@ -81,6 +82,11 @@ class CudaOps final : public Ops {
   Status attention(const Node& node, const AttentionArgs& args) override;
   Status hidden_state(const Node& node, const HiddenStateArgs& args) override;
   Status softcap(const Node& node, const SoftcapArgs& args) override;
+  Status keep_features(const Node& node, const KeepFeaturesArgs& args) override;
+  Status read_features(const Node& node, const ReadFeaturesArgs& args) override;
+  Status head_input(const Node& node, const HeadInputArgs& args) override;
+  Status keep_states(const Node& node, const KeepStatesArgs& args) override;
+  Status scatter_logits(const Node& node, const ScatterLogitsArgs& args) override;
   Status token_logprobs(const Node& node, const TokenLogprobsArgs& args) override;
 
  private:
@@ -230,6 +236,36 @@ Status CudaOps::hidden_state(const Node&, const HiddenStateArgs& args) {
                                       args.work,
                                       args.out};
   return check(kernels::hidden_state(call, launch_), "hidden_state");
+}
+
+Status CudaOps::keep_features(const Node&, const KeepFeaturesArgs& args) {
+  const kernels::KeepFeaturesArgs call{*args.batch, args.pages, args.x, args.thirds};
+  return check(kernels::keep_features(call, launch_), "keep_features");
+}
+
+Status CudaOps::read_features(const Node&, const ReadFeaturesArgs& args) {
+  const kernels::ReadFeaturesArgs call{
+      *args.batch, args.pages,   args.page_tables, args.page_table_stride,
+      args.norm,   args.epsilon, args.out};
+  return check(kernels::read_features(call, launch_), "read_features");
+}
+
+Status CudaOps::head_input(const Node&, const HeadInputArgs& args) {
+  const kernels::HeadInputArgs call{
+      *args.batch,     args.cols,    args.embedding,      args.g,     args.states, args.token_norm,
+      args.state_norm, args.epsilon, args.norms_residual, args.input, args.x};
+  return check(kernels::head_input(call, launch_), "head_input");
+}
+
+Status CudaOps::keep_states(const Node&, const KeepStatesArgs& args) {
+  const kernels::KeepStatesArgs call{*args.batch, args.cols, args.x, args.states};
+  return check(kernels::keep_states(call, launch_), "keep_states");
+}
+
+Status CudaOps::scatter_logits(const Node&, const ScatterLogitsArgs& args) {
+  const kernels::ScatterLogitsArgs call{args.count,  args.head_vocabulary, args.vocabulary,
+                                        args.logits, args.tokens,          args.out};
+  return check(kernels::scatter_logits(call, launch_), "scatter_logits");
 }
 
 Status CudaOps::softcap(const Node&, const SoftcapArgs& args) {

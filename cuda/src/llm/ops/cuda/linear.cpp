@@ -24,7 +24,7 @@ constexpr uint32_t kInputBytesMax = 64u << 20;
 
 uint32_t cols_max(const Limits& limits) {
   return std::max({limits.embedding_length, limits.feed_forward_length,
-                   limits.head_count * limits.head_length});
+                   limits.head_count * limits.head_length, limits.head_cols_max});
 }
 
 // Returns the most tokens of one launch. Small models need many, so that there are tiles for all
@@ -60,6 +60,7 @@ uint64_t vector_scratch_bytes(const Limits& limits, const Launch& launch) {
   for (const LinearArgs& args :
        {layer(Epilogue::kStore, {attention, key, key}),
         layer(Epilogue::kAdd, {limits.embedding_length}),
+        layer(Epilogue::kStore, {limits.embedding_length}),
         layer(Epilogue::kSiluGate, {limits.feed_forward_length, limits.feed_forward_length}),
         layer(Epilogue::kStore, {limits.vocabulary_size})})
     bytes = std::max(bytes, kernels::linear_vector_scratch_bytes(args, launch));
