@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use worker_cuda::generate::constraints::{Compiler, Rule};
 use worker_cuda::generate::service::{
-    Clock, Constrained, Drafting, Event, EventReceiver, Options, Request, Usage,
+    Clock, Constrained, Drafting, Event, EventReceiver, ModelEngine, Options, Request, Usage,
 };
 use worker_cuda::generate::{FinishReason, ModelDraft, NgramDraft, Service};
 use worker_cuda::text::{Tokenizer, Vocabulary};
@@ -128,11 +128,22 @@ fn ngrams() -> Drafting {
 fn guesses_of(small: &Model, model: &Model) -> (ModelDraft, Drafting) {
     let options = ModelDraft::serving_options(small, KvType::F16).unwrap();
     let draft = ModelDraft::new(small, model, &options).unwrap();
-    let drafting = {
-        let draft = draft.clone();
-        Drafting::new(DRAFTS as usize, move || Box::new(draft.clone()))
-    };
+    let drafting = drafting(&draft);
     (draft, drafting)
+}
+
+fn drafting(draft: &ModelDraft) -> Drafting {
+    let draft = draft.clone();
+    Drafting::new(DRAFTS as usize, move || Box::new(draft.clone()))
+}
+
+fn engine_options(drafts: u32) -> EngineOptions {
+    EngineOptions::new()
+        .max_sequences(16)
+        .max_batch_tokens(256)
+        .max_top_logprobs(2)
+        .max_draft_tokens(16 * drafts)
+        .kv_tokens(16 << 10)
 }
 
 fn start(
@@ -142,18 +153,36 @@ fn start(
     clock: Clock,
 ) -> Service {
     let drafts = if drafting.is_some() { DRAFTS } else { 0 };
-    let engine = EngineOptions::new()
-        .max_sequences(16)
-        .max_batch_tokens(256)
-        .max_top_logprobs(2)
-        .max_draft_tokens(16 * drafts)
-        .kv_tokens(16 << 10);
+    let engine = ModelEngine::new(model, &engine_options(drafts)).unwrap();
+    start_engine(engine, tokenizer, drafting, clock)
+}
+
+/// A service whose guesses are those of a random draft head.
+fn start_with_head(model: &Model, tokenizer: &Arc<Tokenizer>) -> (Service, ModelDraft) {
+    let head = random_model::random_head(model, 2000, 1);
+    let engine = engine_options(DRAFTS).draft_head(&head);
+    let mut engine = ModelEngine::new(model, &engine).unwrap();
+    let options = ModelDraft::serving_options(&head, KvType::F16).unwrap();
+    let draft = engine.draft_head(&options).unwrap();
+    let drafting = Some(drafting(&draft));
+    (
+        start_engine(engine, tokenizer, drafting, Clock::manual()),
+        draft,
+    )
+}
+
+fn start_engine(
+    engine: ModelEngine,
+    tokenizer: &Arc<Tokenizer>,
+    drafting: Option<Drafting>,
+    clock: Clock,
+) -> Service {
     let mut options = Options::default();
     // Others use the machine, too.
     (options.mask_time, options.queue_timeout) = (None, Duration::MAX);
     options.clock = clock;
     options.drafting = drafting;
-    Service::with_tokenizer(model, &engine, tokenizer.clone(), options).unwrap()
+    Service::start(engine, Some(tokenizer.clone()), options).unwrap()
 }
 
 /// Seconds and tokens of requests one after the other.
@@ -205,12 +234,14 @@ fn compare(path: &Path, prompts: usize, tokens: u32, measures: bool) {
     let random = random_model::random_model(&context, &random, 1);
     let ((of_random, by_random), (of_itself, by_itself)) =
         (guesses_of(&random, &model), guesses_of(&model, &model));
-    for (name, drafting, least) in [
-        ("prompt lookup", ngrams(), 0.0),
-        ("a random model", by_random, 0.0),
-        ("the model itself", by_itself, 0.95),
+    let (of_head, head) = start_with_head(&model, &tokenizer);
+    let manual = |drafting| start(Some(drafting), Clock::manual());
+    for (name, drafted, least) in [
+        ("prompt lookup", manual(ngrams()), 0.0),
+        ("a random model", manual(by_random), 0.0),
+        ("the model itself", manual(by_itself), 0.95),
+        ("a random head", of_head, 0.0),
     ] {
-        let drafted = start(Some(drafting), Clock::manual());
         // At once, then a few alone, which have more drafts.
         let alone = requests.len().min(8);
         let mut found = outputs(&drafted, &requests);
@@ -234,11 +265,11 @@ fn compare(path: &Path, prompts: usize, tokens: u32, measures: bool) {
             greedy.0,
             greedy.1
         );
-        assert!(accepted > 0 || name == "a random model");
+        assert!(accepted > 0 || name.starts_with("a random"));
         assert!(greedy.1 > 0 && f64::from(greedy.0) >= least * f64::from(greedy.1));
         assert_eq!(drafted.drain(Duration::MAX), 0);
     }
-    for draft in [of_random, of_itself] {
+    for draft in [of_random, of_itself, head] {
         let info = draft.info().unwrap();
         assert_eq!((info.sequence_count, info.kv_held_page_count), (0, 0));
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::table::Entry;
+use super::table::{Entry, State};
 use super::{Costs, RequestId, SMALL_STEP_TOKENS, Scheduler, Token};
 
 /// Most draft tokens of a row.
@@ -167,6 +167,14 @@ impl Scheduler {
     pub fn expect_guesses(&mut self, id: RequestId, most: u32) {
         if let Some(index) = self.find(id) {
             self.entries[index as usize].guesses.compute(most);
+        }
+    }
+
+    /// The sequence of a request, if it has one.
+    pub fn sequence(&self, id: RequestId) -> Option<u32> {
+        match self.entries[self.find(id)? as usize].state {
+            State::Running(sequence) => Some(sequence),
+            _ => None,
         }
     }
 

@@ -13,7 +13,11 @@ pub struct GgufFile {
 
 impl GgufFile {
     pub fn new() -> Self {
-        Self::default().string("general.architecture", "llama")
+        Self::of("llama")
+    }
+
+    pub fn of(architecture: &str) -> Self {
+        Self::default().string("general.architecture", architecture)
     }
 
     /// Any entry: type id and payload as they are in the file.
@@ -45,18 +49,26 @@ impl GgufFile {
         self.array(key, 8, values.len() as u64, &elements)
     }
 
-    pub fn tensor_f32(mut self, name: &str, dimensions: &[u64], values: &[f32]) -> Self {
+    pub fn tensor_f32(self, name: &str, dimensions: &[u64], values: &[f32]) -> Self {
         assert_eq!(dimensions.iter().product::<u64>(), values.len() as u64);
+        let data: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        self.tensor(name, 0, dimensions, &data)
+    }
+
+    /// A tensor of any type, with its bytes as they are in the file.
+    pub fn tensor(mut self, name: &str, type_id: u32, dimensions: &[u64], data: &[u8]) -> Self {
         self.data.resize(self.data.len().next_multiple_of(32), 0);
         self.tensors.extend(text(name));
         self.tensors.extend((dimensions.len() as u32).to_le_bytes());
         for dimension in dimensions {
             self.tensors.extend(dimension.to_le_bytes());
         }
-        self.tensors.extend(0u32.to_le_bytes());
+        self.tensors.extend(type_id.to_le_bytes());
         self.tensors.extend((self.data.len() as u64).to_le_bytes());
-        self.data
-            .extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.data.extend(data);
         self.tensor_count += 1;
         self
     }

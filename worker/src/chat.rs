@@ -1,9 +1,11 @@
 //! `chat`: a conversation, line by line; earlier turns stay in the KV cache.
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::sync::Arc;
 
 use serde_json::Value;
 use worker_cuda::generate::{Event, FinishReason, Request, Session};
+use worker_cuda::text::Tokenizer;
 
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
@@ -37,9 +39,9 @@ pub fn run(args: Args) -> Outcome {
     let gguf = load::gguf(&args.model.model)?;
     let model = load::model(&args.device, &gguf)?;
     let options = args.engine.options(model.info().context_length);
-    let options = options.max_draft_tokens(args.draft.max_tokens());
-    let mut session = Session::new(&model, &options)?;
-    session.set_draft(args.draft.draft(&model, &args.engine)?);
+    let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf)?);
+    let draft = &args.draft;
+    let mut session = draft.session(&model, tokenizer, &args.engine, options)?;
     let prompter = Prompter::new(session.tokenizer().vocabulary(), None);
     let first: Vec<Value> = args
         .system

@@ -1,10 +1,12 @@
 //! Options that several commands share.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::ValueEnum;
 use worker_cuda::generate::service::Drafting;
-use worker_cuda::generate::{Draft, ModelDraft, NgramDraft};
+use worker_cuda::generate::{Draft, ModelDraft, NgramDraft, Session};
+use worker_cuda::text::Tokenizer;
 use worker_cuda::{
     Backend, ContextBuilder, CudaContext, EngineOptions, KvType, Model, Row, Sampling,
 };
@@ -123,6 +125,10 @@ pub struct DraftArgs {
     /// and verify several in one step
     #[arg(long, value_name = "FILE", group = "draft")]
     pub draft_model: Option<PathBuf>,
+    /// Guess the next tokens by the draft head of the model in this GGUF file (architecture eagle3), and
+    /// verify several in one step
+    #[arg(long, value_name = "FILE", group = "draft")]
+    pub draft_head: Option<PathBuf>,
     /// Maximum number of guessed tokens of an answer per step
     #[arg(long, value_name = "N", default_value_t = 8, requires = "draft",
           value_parser = clap::value_parser!(u32).range(1..=Row::MAX_DRAFTS as i64))]
@@ -132,15 +138,51 @@ pub struct DraftArgs {
 impl DraftArgs {
     /// Drafts of one answer in a step.
     pub fn max_tokens(&self) -> u32 {
-        if self.draft_ngram || self.draft_model.is_some() {
+        if self.draft_ngram || self.draft_model.is_some() || self.draft_head.is_some() {
             self.draft_max
         } else {
             0
         }
     }
 
-    /// What guesses the answers of a session. The draft model has an engine of these options.
-    pub fn draft(&self, model: &Model, engine: &EngineArgs) -> Outcome<Option<Box<dyn Draft>>> {
+    /// Loads the draft head of a model, if one is named.
+    pub fn head(&self, model: &Model) -> Outcome<Option<Model>> {
+        let Some(path) = &self.draft_head else {
+            return Ok(None);
+        };
+        let gguf = load::gguf(path)?;
+        let head = Model::builder(model.context(), &gguf).target(model).load();
+        let head = head.map_err(|error| Failure::from(error).in_file(path))?;
+        Ok(Some(head))
+    }
+
+    /// Starts a session whose answers are guessed. The draft model has an engine of the options that `engine` names.
+    pub fn session(
+        &self,
+        model: &Model,
+        tokenizer: Arc<Tokenizer>,
+        engine: &EngineArgs,
+        mut options: EngineOptions,
+    ) -> Outcome<Session> {
+        options = options.max_draft_tokens(self.max_tokens());
+        let head = self.head(model)?;
+        if let Some(head) = &head {
+            options = options.draft_head(head);
+        }
+        let mut session = Session::with_tokenizer(model, &options, tokenizer)?;
+        let draft = match &head {
+            Some(head) => {
+                let options = engine.options(model.info().context_length);
+                let draft = ModelDraft::head(head, session.engine(), &options)?;
+                Some(Box::new(draft) as Box<dyn Draft>)
+            }
+            None => self.draft(model, engine)?,
+        };
+        session.set_draft(draft);
+        Ok(session)
+    }
+
+    fn draft(&self, model: &Model, engine: &EngineArgs) -> Outcome<Option<Box<dyn Draft>>> {
         let options = |draft: &Model| {
             let limits = [draft, model].map(|model| model.info().context_length);
             let shorter = limits.into_iter().filter(|&length| length > 0).min();
@@ -153,16 +195,18 @@ impl DraftArgs {
         })
     }
 
-    /// What guesses the answers of a service.
+    /// What guesses the answers of a service, unless that is a draft head.
     pub fn drafting(&self, model: &Model, kv_type: KvType) -> Outcome<Option<Drafting>> {
         let options = |draft: &Model| ModelDraft::serving_options(draft, kv_type);
         let draft = self.model_draft(model, options)?;
         Ok(match draft {
-            Some(draft) => Some(Drafting::new(self.draft_max as usize, move || {
-                Box::new(draft.clone())
-            })),
+            Some(draft) => Some(self.drafting_by(draft)),
             None => self.ngram_drafting(),
         })
+    }
+
+    pub fn drafting_by(&self, draft: ModelDraft) -> Drafting {
+        Drafting::new(self.draft_max as usize, move || Box::new(draft.clone()))
     }
 
     pub fn ngram_drafting(&self) -> Option<Drafting> {

@@ -143,9 +143,9 @@ pub fn run(args: Args) -> Outcome {
         .engine
         .options(model.info().context_length)
         .max_top_logprobs(most);
-    let options = options.max_draft_tokens(args.draft.max_tokens());
-    let mut session = Session::with_tokenizer(&model, &options, asker.tokenizer.clone())?;
-    session.set_draft(args.draft.draft(&model, &args.engine)?);
+    let tokenizer = asker.tokenizer.clone();
+    let draft = &args.draft;
+    let mut session = draft.session(&model, tokenizer, &args.engine, options)?;
     let reason = match (&single, &args.requests) {
         (Some(request), _) if args.json => {
             let answer = answer(&mut session, request, None)?;

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use real_model::real_model;
-use small_model::{gguf_file::GgufFile, model_that_answers};
+use small_model::{gguf_file::GgufFile, head_of_answers, model_that_answers};
 use support::{assert_fails, run, stderr, worker};
 
 #[path = "../../tests/support/real_model.rs"]
@@ -61,6 +61,7 @@ fn usage_errors_exit_with_2() {
         &["run", "--model", "x", "--draft-max", "4", "hello"],
         &["chat", "--model", "x", "--draft-ngram", "--draft-max", "16"],
         &["serve", "x", "--draft-ngram", "--draft-model", "y"],
+        &["serve", "x", "--draft-head", "y", "--draft-model", "z"],
         &["run", "--model", "x", "--chat", "--raw", "hello"],
         &["inspect"],
         &["devices", "--backend", "host"],
@@ -492,6 +493,37 @@ fn drafts_change_the_speed_and_not_the_answer() {
     let little = run(&[&args[..], &["--memory-budget=230", "--draft-model", &model]].concat());
     assert_fails(&little, 1, &format!("{model}: the CPU: the weights need "));
     assert_fails(&little, 1, " are left in the budget");
+}
+
+#[test]
+fn a_draft_head_guesses_answers() {
+    let model = model_that_answers("guessed.gguf", "a", None);
+    let head = head_of_answers("guesses.gguf");
+    let args = [
+        "run",
+        "--raw",
+        "--model",
+        &model,
+        "--json",
+        "-n30",
+        "--backend",
+        "host",
+        "--prompt",
+        "a",
+    ];
+    let plain = json(&run(&args));
+    let drafted = json(&run(&[&args[..], &["--draft-head", &head]].concat()));
+    for field in ["tokens", "token_logprobs", "text", "finish_reason"] {
+        assert_eq!(drafted[field], plain[field], "{field}");
+    }
+    // Guesses are right; how many are worth it depends on the time that steps take here.
+    assert_eq!(drafted["accepted_draft_tokens"], drafted["draft_tokens"]);
+    let refused = run(&[&args[..], &["--draft-head", &model]].concat());
+    assert_fails(
+        &refused,
+        1,
+        &format!("{model}: architecture 'llama' is no draft head"),
+    );
 }
 
 #[test]

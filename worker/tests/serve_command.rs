@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use http::{Reply, request};
 use real_model::real_model;
-use small_model::{LENGTH, file_that_answers, model_that_answers, row, write};
+use small_model::{LENGTH, file_that_answers, head_of_answers, model_that_answers, row, write};
 use support::{assert_fails, run, worker};
 
 #[path = "support/http.rs"]
@@ -286,32 +286,38 @@ fn embedding(model: &str, flags: &[&str], input: &[u32]) -> Reply {
 }
 
 #[test]
-fn a_draft_model_changes_no_answer_and_its_memory_is_accounted_for() {
+fn a_draft_model_or_head_changes_no_answer_and_its_memory_is_accounted_for() {
     let model = model_that_answers("drafted.gguf", "a", None);
-    let flags = ["--kv-tokens=1024", "--draft-model", &model, "--draft-max=3"];
+    let head = head_of_answers("head.gguf");
     let ask = |flags: &[&str]| {
         let body =
             json!({ "model": "small", "prompt": [3, 4], "max_tokens": 40, "temperature": 0 });
         let (reply, health) = ask_once(&model, flags, "POST /v1/completions", &body);
         (reply.ok()["choices"].clone(), memory(&health))
     };
-    let (plain, memory) = ask(&flags[..1]);
-    let (drafted, more_memory) = ask(&flags);
-    assert_eq!(drafted, plain);
+    let (plain, memory) = ask(&["--kv-tokens=1024"]);
     assert_eq!(plain[0]["text"], "a".repeat(40));
-    assert!(more_memory > memory, "{more_memory} {memory}");
+    for draft in [["--draft-model", &model], ["--draft-head", &head]] {
+        let flags = [&draft[..], &["--kv-tokens=1024", "--draft-max=3"]].concat();
+        let (drafted, more_memory) = ask(&flags);
+        assert_eq!(drafted, plain);
+        assert!(more_memory > memory, "{more_memory} {memory}");
+    }
 
     let other = model_that_answers("other.gguf", "b", None);
-    let args = [
-        "serve",
-        &model,
-        "--backend",
-        "host",
-        "--draft-model",
-        &other,
-    ];
-    let part = format!("{other}: the draft model has another vocabulary: token 0 is \"b\"");
-    assert_fails(&run(&args), 1, &part);
+    for (flag, part) in [
+        (
+            "--draft-model",
+            "the draft model has another vocabulary: token 0 is \"b\"",
+        ),
+        (
+            "--draft-head",
+            "architecture 'llama' is no draft head and has no target model",
+        ),
+    ] {
+        let args = ["serve", &model, "--backend", "host", flag, &other];
+        assert_fails(&run(&args), 1, &format!("{other}: {part}"));
+    }
 }
 
 #[test]

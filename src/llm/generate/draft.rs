@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::llm::engine::Token;
+use crate::llm::engine::{Token, TokenFeatures};
 
 /// A source of drafts. Its guesses change the speed of a generation, never its tokens.
 pub trait Draft: Send {
@@ -19,6 +19,12 @@ pub trait Draft: Send {
     /// more.
     fn is_computed(&self) -> bool {
         false
+    }
+
+    /// The sequence that has computed all but the last of the tokens of the next calls, before each of them; None if
+    /// there is none. A [draft head](super::ModelDraft::head) reads its features.
+    fn follow(&mut self, features: Option<TokenFeatures>) {
+        let _ = features;
     }
 
     /// Announces the next call of [`draft`](Self::draft), which has the same arguments. It is called for all texts of

@@ -457,6 +457,7 @@ impl Course {
         }
         let begin = session.clock.now();
         let mut guesses = Vec::with_capacity(limit);
+        draft.follow(Some(session.sequence.features()));
         draft.prepare(&session.tokens, limit);
         draft.draft(&session.tokens, limit, &mut guesses);
         guesses.truncate(limit);

@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Draft;
 use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::log::{self, Level};
-use crate::llm::engine::{Engine, EngineInfo, Sequence, Ticket, Token};
+use crate::llm::engine::{Engine, EngineInfo, Sequence, Ticket, Token, TokenFeatures};
 use crate::llm::gguf::Gguf;
 use crate::llm::model::Model;
 use crate::llm::plan::{EngineOptions, KvType};
@@ -61,16 +61,20 @@ pub struct ModelDraft {
 
 struct Shared {
     computer: Mutex<Computer>,
+    is_head: bool,
     has_failed: AtomicBool,
+    /// How often a head has got another target.
+    targets: AtomicU32,
     /// Tokens that both models have are below this.
     vocabulary_size: u32,
 }
 
 /// Computes guesses of all sources of one engine.
 struct Computer {
-    /// None after an error.
+    /// None after an error, or while a head has no target.
     engine: Option<Engine>,
     info: EngineInfo,
+    options: EngineOptions,
     /// Texts of which guesses are prepared.
     prepared: Vec<Weak<Mutex<Text>>>,
     output: StepOutput,
@@ -80,7 +84,11 @@ struct Computer {
 #[derive(Default)]
 struct Text {
     sequence: Option<Sequence>,
-    /// Tokens of the sequence that the text begins with.
+    /// What a head reads: of a sequence that has computed all tokens but the last.
+    features: Option<TokenFeatures>,
+    /// The number of the target in whose engine its sequence is.
+    target: u32,
+    /// Tokens of the sequence that the text begins with. The sequence of a head has no first token.
     held: Vec<Token>,
     /// Those of the text that follow.
     missing: Vec<Token>,
@@ -122,24 +130,78 @@ impl ModelDraft {
     /// [`ErrorKind::InvalidArgument`] if the vocabularies do not [fit](Self::check).
     pub fn new(draft: &Model, model: &Model, options: &EngineOptions) -> Result<Self> {
         Self::check(draft.gguf(), model.gguf())?;
-        let mut engine = Engine::new(draft, options)?;
+        let sizes = [draft, model].map(|model| model.info().vocabulary_size);
+        let engine = Engine::new(draft, options)?;
+        Self::with_engine(engine, options, false, sizes[0].min(sizes[1]))
+    }
+
+    /// Creates an engine for a draft head, which guesses tokens of the model of `target` from what that has computed. The
+    /// head was loaded [for that model](crate::model::ModelBuilder::target), and `target` has the option
+    /// [`draft_head`](EngineOptions::draft_head). A head is a single layer, so that a guess takes less time than one of a
+    /// model, and a few features of the model make it right more often.
+    ///
+    /// ```no_run
+    /// # fn f(model: &worker_cuda::Model, head: &worker_cuda::Model) -> worker_cuda::Result<()> {
+    /// use worker_cuda::EngineOptions;
+    /// use worker_cuda::generate::{ModelDraft, Session};
+    ///
+    /// let options = EngineOptions::new().max_draft_tokens(8).draft_head(head);
+    /// let mut session = Session::new(model, &options)?;
+    /// let one = EngineOptions::new().max_sequences(1);
+    /// let draft = ModelDraft::head(head, session.engine(), &one)?;
+    /// session.set_draft(Some(Box::new(draft)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn head(head: &Model, target: &Engine, options: &EngineOptions) -> Result<Self> {
+        let engine = Engine::of_draft_head(head, options, target)?;
+        Self::with_engine(engine, options, true, head.info().vocabulary_size)
+    }
+
+    fn with_engine(
+        mut engine: Engine,
+        options: &EngineOptions,
+        is_head: bool,
+        vocabulary_size: u32,
+    ) -> Result<Self> {
         // The first guesses must not look slow.
         engine.warm_up()?;
-        let sizes = [draft, model].map(|model| model.info().vocabulary_size);
         let computer = Computer {
             info: engine.info()?,
             engine: Some(engine),
+            options: options.clone(),
             prepared: Vec::new(),
             output: StepOutput::default(),
         };
         Ok(Self {
             shared: Arc::new(Shared {
                 computer: Mutex::new(computer),
+                is_head,
                 has_failed: AtomicBool::new(false),
-                vocabulary_size: sizes[0].min(sizes[1]),
+                targets: AtomicU32::new(0),
+                vocabulary_size,
             }),
             text: Arc::default(),
         })
+    }
+
+    /// Drops the engine of a head, which keeps that of its target. Until [`set_target`](Self::set_target) no source
+    /// guesses.
+    pub(super) fn drop_target(&self) {
+        self.shared.has_failed.store(true, Relaxed);
+        lock(&self.shared.computer).engine = None;
+    }
+
+    /// Lets a head guess tokens of another engine. Its texts have no sequences in the new engine.
+    pub(super) fn set_target(&self, head: &Model, target: &Engine) -> Result<()> {
+        let mut computer = lock(&self.shared.computer);
+        computer.engine = None;
+        let mut engine = Engine::of_draft_head(head, &computer.options, target)?;
+        engine.warm_up()?;
+        computer.engine = Some(engine);
+        self.shared.targets.fetch_add(1, Relaxed);
+        self.shared.has_failed.store(false, Relaxed);
+        Ok(())
     }
 
     /// Whether the model of a file can guess the tokens of another one. [`ErrorKind::InvalidArgument`] if not: the tokens
@@ -198,13 +260,17 @@ impl Clone for ModelDraft {
 impl Draft for ModelDraft {
     fn begin(&mut self, _: &[Token], _: &[Token]) {}
 
+    fn follow(&mut self, features: Option<TokenFeatures>) {
+        lock(&self.text).features = features;
+    }
+
     fn draft(&mut self, tokens: &[Token], limit: usize, drafts: &mut Vec<Token>) {
         let state = lock(&self.text).state;
         if state == State::Idle {
             self.prepare(tokens, limit);
         }
         if state != State::Computed {
-            lock(&self.shared.computer).compute(&self.shared.has_failed);
+            lock(&self.shared.computer).compute(&self.shared);
         }
         let text = &mut *lock(&self.text);
         let known = text.guesses.iter().take(limit);
@@ -219,7 +285,14 @@ impl Draft for ModelDraft {
     }
 
     fn prepare(&mut self, tokens: &[Token], limit: usize) {
+        // The head's token at a position is the one that follows it in the text.
+        let tokens = &tokens[usize::from(self.shared.is_head).min(tokens.len())..];
         let mut text = lock(&self.text);
+        let target = self.shared.targets.load(Relaxed);
+        if std::mem::replace(&mut text.target, target) != target {
+            text.sequence = None;
+            text.held.clear();
+        }
         let pairs = text.held.iter().zip(tokens);
         let common = pairs.take_while(|(held, token)| held == token).count();
         // The last token is computed to guess the next.
@@ -248,7 +321,7 @@ impl fmt::Debug for ModelDraft {
 
 impl Computer {
     /// Computes what is prepared. The texts get their guesses, or none.
-    fn compute(&mut self, has_failed: &AtomicBool) {
+    fn compute(&mut self, shared: &Shared) {
         let prepared = std::mem::take(&mut self.prepared);
         let prepared: Vec<_> = prepared.iter().filter_map(Weak::upgrade).collect();
         let mut texts: Vec<_> = prepared.iter().map(|text| lock(text)).collect();
@@ -261,13 +334,14 @@ impl Computer {
         let mut batch = Batch {
             engine,
             info: &self.info,
+            is_head: shared.is_head,
             output: &mut self.output,
         };
         let Err(error) = batch.run(&mut texts) else {
             return;
         };
         self.engine = None;
-        has_failed.store(true, Relaxed);
+        shared.has_failed.store(true, Relaxed);
         for text in &mut texts {
             (text.sequence, text.guesses) = (None, Vec::new());
         }
@@ -283,6 +357,7 @@ impl Computer {
 struct Batch<'a> {
     engine: &'a mut Engine,
     info: &'a EngineInfo,
+    is_head: bool,
     output: &'a mut StepOutput,
 }
 
@@ -300,8 +375,8 @@ impl Batch<'_> {
                 match self.submit(texts, &mut all) {
                     Ok(Some(step)) => in_flight.push_back(step),
                     Ok(None) => break,
-                    // Others have taken the pages: there are no more guesses this time.
-                    Err(error) if error.kind() == ErrorKind::OutOfPages => {
+                    // There are no more guesses this time.
+                    Err(error) if self.is_passing(error.kind()) => {
                         for (text, progress) in texts.iter_mut().zip(&mut all) {
                             (text.lacks_room, progress.has_failed) = (true, true);
                         }
@@ -323,9 +398,17 @@ impl Batch<'_> {
             }
         }
         for (text, progress) in texts.iter_mut().zip(all) {
-            text.take(progress)?;
+            text.take(progress, self.is_head)?;
         }
         Ok(())
+    }
+
+    /// Whether the engine can be used after this error: others have taken the pages, or the sequence that a head reads
+    /// has been dropped or has another length.
+    fn is_passing(&self, kind: ErrorKind) -> bool {
+        use ErrorKind::{Busy, InvalidHandle, InvalidState, OutOfPages, OutOfRange};
+        let of_target = [Busy, InvalidHandle, InvalidState, OutOfRange].contains(&kind);
+        kind == OutOfPages || self.is_head && of_target
     }
 
     /// Gives each text a sequence that holds the beginning of it, if there is room for all of it.
@@ -346,7 +429,8 @@ impl Batch<'_> {
             let is_known = text.missing.iter().all(|&token| token < vocabulary_size);
             let is_empty = text.missing.is_empty();
             let fits = needed <= free_pages && (has_sequence || free_sequences > 0);
-            text.lacks_room = !fits || limit == 0 || is_empty || !is_known;
+            let lacks_features = self.is_head && text.features.is_none();
+            text.lacks_room = !fits || limit == 0 || is_empty || !is_known || lacks_features;
             let mut progress = Progress {
                 limit,
                 wanted: text.missing.len(),
@@ -406,6 +490,10 @@ impl Batch<'_> {
                 0 => Row::feed_sampled(sequence),
                 _ => Row::tokens(sequence, &text.missing[progress.fed..][..count]),
             };
+            let row = match text.features.filter(|_| self.is_head && rest > 0) {
+                Some(features) => row.features(features),
+                None => row,
+            };
             step.push(if is_last { row.sample(&greedy) } else { row });
             rows.push((index, is_last));
             fed.push(count);
@@ -424,14 +512,16 @@ impl Batch<'_> {
 }
 
 impl Text {
-    /// Notes what its sequence has, and takes the guesses.
-    fn take(&mut self, progress: Progress) -> Result<()> {
+    /// Notes what its sequence has, and takes the guesses. A head computes guesses that hold again, from features.
+    fn take(&mut self, progress: Progress, is_head: bool) -> Result<()> {
         let Some(sequence) = &self.sequence else {
             return Ok(());
         };
         let length = sequence.len()? as usize;
         self.held.extend_from_slice(&self.missing[..progress.fed]);
-        self.held.extend_from_slice(&progress.guesses);
+        if !is_head {
+            self.held.extend_from_slice(&progress.guesses);
+        }
         self.held.truncate(length);
         self.guesses = progress.guesses;
         Ok(())

@@ -10,10 +10,10 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
-use worker_cuda::generate::Service;
 use worker_cuda::generate::service::{self, Drafting, ModelEngine, Pooling};
+use worker_cuda::generate::{ModelDraft, Service};
 use worker_cuda::log::{Level, set_sink};
-use worker_cuda::text::{ChatTemplate, NamedTemplate, Vocabulary};
+use worker_cuda::text::{ChatTemplate, NamedTemplate, Tokenizer, Vocabulary};
 use worker_cuda::{
     Backend, ContextInfo, CudaContext, EngineOptions, Gguf, Model, Plan, Progress, Purpose,
 };
@@ -209,7 +209,8 @@ pub fn run(args: &Args) -> Outcome {
     };
     // The draft model takes its memory first; the model's KV cache gets what is left.
     let drafting = args.draft.drafting(&model, args.kv_type.into())?;
-    let service = start.service(&model, template.clone(), drafting);
+    let head = args.draft.head(&model)?;
+    let service = start.service(&model, template.clone(), drafting, head.as_ref());
     let service = service.map_err(|failure| failure.in_file(path))?;
     let served = served(args, names(args, path), path, &model, template)?;
     options.loadable = loadables(&start, &served.names, &model)?;
@@ -269,6 +270,7 @@ impl Start {
         model: &Model,
         template: Option<Arc<ChatTemplate>>,
         drafting: Option<Drafting>,
+        head: Option<&Model>,
     ) -> Outcome<Service> {
         let mut options = service::Options::default();
         options.max_queued = self.args.max_queued;
@@ -277,9 +279,18 @@ impl Start {
         options.drafting = drafting;
         options.chat_template = template;
         options.observer = Some(Arc::clone(&self.metrics) as Arc<dyn service::Observer>);
-        let engine = engine_options(&self.args, model)?;
-        let service = Service::with_model(model, &engine, options);
-        Ok(service.map_err(|error| error.with_context(load::device_name(model.context())))?)
+        let engine_options = engine_options(&self.args, model, head)?;
+        let start = move || {
+            let mut engine = ModelEngine::new(model, &engine_options)?;
+            if let Some(head) = head {
+                let kv_type = self.args.kv_type.into();
+                let draft = engine.draft_head(&ModelDraft::serving_options(head, kv_type)?)?;
+                options.drafting = Some(self.args.draft.drafting_by(draft));
+            }
+            let tokenizer = Tokenizer::from_gguf(model.gguf())?;
+            Service::start(engine, Some(Arc::new(tokenizer)), options)
+        };
+        Ok(start().map_err(|error| error.with_context(load::device_name(model.context())))?)
     }
 }
 
@@ -395,7 +406,7 @@ fn loadables(start: &Start, taken: &[String], first: &Model) -> Outcome<Vec<Load
             name: name.clone(),
             start: start.clone(),
             context: first.context().clone(),
-            limits: engine_options(&start.args, first)?,
+            limits: engine_options(&start.args, first, None)?,
         };
         list.push(Loadable::new(vec![name.clone()], Arc::new(file)));
         taken.push(name);
@@ -423,9 +434,11 @@ impl LoadableFile {
         };
         let model = Model::builder(&self.context, &gguf);
         let model = model.progress(progress).load()?;
-        // The draft model is of the first model.
+        // The draft model and the draft head are of the first model.
         let drafting = self.start.args.draft.ngram_drafting();
-        let service = self.start.service(&model, template.clone(), drafting)?;
+        let service = self
+            .start
+            .service(&model, template.clone(), drafting, None)?;
         let names = vec![self.name.clone()];
         let served = served(&self.start.args, names, &self.path, &model, template)?;
         Ok((service, served))
@@ -513,9 +526,13 @@ fn model_template(gguf: &Gguf) -> Outcome<Option<Arc<ChatTemplate>>> {
     Ok(template.ok().map(Arc::new))
 }
 
-fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
-    let mut options = ModelEngine::serving_options_with(model, args.kv_type.into())?
-        .batch_invariant(args.batch_invariant);
+fn engine_options(args: &Args, model: &Model, head: Option<&Model>) -> Outcome<EngineOptions> {
+    let mut options = EngineOptions::new().kv_type(args.kv_type.into());
+    if let Some(head) = head {
+        options = options.draft_head(head);
+    }
+    let mut options =
+        ModelEngine::serving_options_with(model, options)?.batch_invariant(args.batch_invariant);
     if let Some(count) = args.max_sequences {
         options = options.max_sequences(count);
     }

@@ -20,6 +20,57 @@ pub fn model_that_answers(name: &str, text: &str, pooling: Option<u32>) -> Strin
     write(name, &file_that_answers(text, pooling))
 }
 
+/// Writes a draft head for such a model. It guesses token 0 always.
+pub fn head_of_answers(name: &str) -> String {
+    let ones = vec![1.0; LENGTH as usize];
+    let mut file = GgufFile::of("eagle3")
+        .u32("eagle3.block_count", 1)
+        .u32("eagle3.context_length", 64)
+        .u32("eagle3.embedding_length", LENGTH)
+        .u32("eagle3.feed_forward_length", LENGTH)
+        .u32("eagle3.attention.head_count", 1)
+        .u32("eagle3.target_hidden_size", LENGTH)
+        .u32("eagle3.vocab_size", 5)
+        .array(
+            "eagle3.target_layers",
+            4,
+            3,
+            &[0u32, 1, 1].map(u32::to_le_bytes).concat(),
+        )
+        .entry(
+            "eagle3.attention.layer_norm_rms_epsilon",
+            6,
+            &1e-5f32.to_le_bytes(),
+        );
+    let (one, two, three) = (
+        u64::from(LENGTH),
+        2 * u64::from(LENGTH),
+        3 * u64::from(LENGTH),
+    );
+    for (tensor, cols) in [
+        ("fc", three),
+        ("blk.0.attn_q", two),
+        ("blk.0.attn_k", two),
+        ("blk.0.attn_v", two),
+        ("blk.0.attn_output", one),
+        ("blk.0.ffn_gate", one),
+        ("blk.0.ffn_up", one),
+        ("blk.0.ffn_down", one),
+    ] {
+        let zeros = vec![0.0; (cols * one) as usize];
+        file = file.tensor_f32(&format!("{tensor}.weight"), &[cols, one], &zeros);
+    }
+    for tensor in [
+        "output_norm",
+        "blk.0.attn_norm",
+        "blk.0.attn_norm_2",
+        "blk.0.ffn_norm",
+    ] {
+        file = file.tensor_f32(&format!("{tensor}.weight"), &[one], &ones);
+    }
+    write(name, &file)
+}
+
 /// Writes a file for a test. Returns its path.
 pub fn write(name: &str, file: &GgufFile) -> String {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);

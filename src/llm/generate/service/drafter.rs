@@ -5,9 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use super::engine::StepEngine;
 use super::request::Request;
 use super::state::{Core, Shared};
-use crate::llm::engine::Token;
+use crate::llm::engine::{Token, TokenFeatures};
 use crate::llm::generate::Draft;
 use crate::scheduler::RequestId;
 
@@ -100,8 +101,11 @@ impl Drafter {
         }
     }
 
-    fn prepare(&mut self) {
-        self.call(|source, tokens, limit, _| source.prepare(tokens, limit));
+    fn prepare(&mut self, features: Option<TokenFeatures>) {
+        self.call(|source, tokens, limit, _| {
+            source.follow(features);
+            source.prepare(tokens, limit);
+        });
     }
 
     /// Guesses of the next tokens, below `vocabulary_size`.
@@ -135,6 +139,7 @@ pub(super) fn guess<'a>(
     shared: &'a Shared,
     mut core: MutexGuard<'a, Core>,
     wanted: &mut Vec<(RequestId, u32)>,
+    engine: &dyn StepEngine,
 ) -> (MutexGuard<'a, Core>, usize, Duration) {
     let grown = std::mem::take(&mut core.grown);
     if grown.is_empty() {
@@ -166,16 +171,16 @@ pub(super) fn guess<'a>(
             });
         if let Some(mut drafter) = slot.take_if(|_| limit > 0) {
             drafter.limit = limit;
-            drafters.push((id, drafter));
+            drafters.push((id, core.scheduler.sequence(id), drafter));
         }
     }
     drop(core);
     let begin = shared.clock.now();
-    for (_, drafter) in &mut drafters {
-        drafter.prepare();
+    for (_, sequence, drafter) in &mut drafters {
+        drafter.prepare(sequence.and_then(|sequence| engine.features(sequence)));
     }
     let (mut computed, mut duration) = (0, Duration::ZERO);
-    for (_, drafter) in &mut drafters {
+    for (_, _, drafter) in &mut drafters {
         let is_computed = drafter.most_computed() > 0;
         drafter.guess(shared.limits.vocabulary_size);
         if is_computed {
@@ -189,7 +194,7 @@ pub(super) fn guess<'a>(
         scheduler,
         ..
     } = &mut *core;
-    for (id, drafter) in drafters {
+    for (id, _, drafter) in drafters {
         // It may have ended meanwhile.
         if let Some(choice) = requests.0.get_mut(&id) {
             scheduler.expect_guesses(id, drafter.most_computed());

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::core::error::{Error, ErrorKind, Result};
-use crate::llm::engine::Token;
+use crate::llm::engine::{Token, TokenFeatures};
 use crate::llm::step::{HiddenState, LateRow, Sampling};
 use crate::scheduler::{PageSharing, Plan, RequestId, Row, RowOutcome};
 
@@ -90,6 +90,12 @@ pub trait StepEngine: Send {
 
     /// Waits for the oldest step in flight. `results` is empty and gets one outcome for each row.
     fn wait(&mut self, results: &mut StepResults) -> Result<()>;
+
+    /// What a [draft head](crate::generate::ModelDraft::head) reads of a sequence, if the engine keeps it.
+    fn features(&self, sequence: u32) -> Option<TokenFeatures> {
+        let _ = sequence;
+        None
+    }
 
     /// The device is lost, with all that was on it: opens it again, for an engine of the same limits. An error, as by
     /// default, ends the service.

@@ -7,10 +7,11 @@ use super::engine::{EngineLimits, RowSource, StepEngine, StepResults};
 use super::saved::SavedSequences;
 use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result};
-use crate::llm::engine::{Engine, EngineInfo, Sequence, Ticket};
+use crate::llm::engine::{Engine, EngineInfo, Sequence, Ticket, TokenFeatures};
+use crate::llm::generate::ModelDraft;
 use crate::llm::gguf::{Gguf, Value};
 use crate::llm::model::Model;
-use crate::llm::plan::{EngineOptions, KvType};
+use crate::llm::plan::EngineOptions;
 use crate::llm::step::{LateRow, Row, RowStatus, Step, StepOutput};
 use crate::scheduler::{PageKey, PageSharing, Plan, RequestId, RowOutcome};
 
@@ -33,6 +34,8 @@ pub struct ModelEngine {
     output: StepOutput,
     keys: Vec<[u8; 32]>, // their memory is used again
     saved: SavedSequences,
+    /// Those with the draft head.
+    drafts: Vec<ModelDraft>,
     /// None after a reset that failed.
     engine: Option<Engine>,
 }
@@ -50,17 +53,17 @@ impl ModelEngine {
     /// alternatives of a token, hidden states, log probabilities of prompts, and a KV cache of 90 % of the free memory (CPU: 2 GiB), or
     /// of less if all sequences together cannot use that much.
     pub fn serving_options(model: &Model) -> Result<EngineOptions> {
-        Self::serving_options_with(model, KvType::default())
+        Self::serving_options_with(model, EngineOptions::new())
     }
 
-    /// The same for a type of the KV cache, on which the number of its pages depends.
-    pub fn serving_options_with(model: &Model, kv_type: KvType) -> Result<EngineOptions> {
+    /// The same with what `options` say of the type of the KV cache and of a draft head, on which the number of its pages
+    /// depends.
+    pub fn serving_options_with(model: &Model, options: EngineOptions) -> Result<EngineOptions> {
         let is_host = model.context().info()?.backend == Backend::Host;
         let (sequences, step_tokens) = if is_host { (64, 256) } else { (256, 2048) };
-        let options = EngineOptions::new()
+        let options = options
             .max_sequences(sequences)
             .max_batch_tokens(step_tokens)
-            .kv_type(kv_type)
             .max_top_logprobs(20)
             .hidden_states(true)
             .token_logprobs(true);
@@ -113,8 +116,32 @@ impl ModelEngine {
             output: StepOutput::default(),
             keys: Vec::new(),
             saved,
+            drafts: Vec::new(),
             engine: Some(engine),
         })
+    }
+
+    /// A source of guesses with the [draft head](EngineOptions::draft_head) in the options of this engine, which it
+    /// follows when the engine is created again. [`ErrorKind::InvalidState`] without a draft head.
+    pub fn draft_head(&mut self, options: &EngineOptions) -> Result<ModelDraft> {
+        let head = self.options.head().ok_or_else(|| {
+            let message = "the engine has no option draft_head";
+            Error::new(ErrorKind::InvalidState, message)
+        })?;
+        let engine = self.engine.as_ref().ok_or_else(no_engine)?;
+        let draft = ModelDraft::head(head, engine, options)?;
+        self.drafts.push(draft.clone());
+        Ok(draft)
+    }
+
+    /// Lets the draft head guess tokens of this engine, which has been created again.
+    fn retarget(&self) -> Result<()> {
+        if let (Some(head), Some(engine)) = (self.options.head(), &self.engine) {
+            for draft in &self.drafts {
+                draft.set_target(head, engine)?;
+            }
+        }
+        Ok(())
     }
 
     /// Sizes of the engine, and what its KV cache holds.
@@ -138,8 +165,11 @@ impl ModelEngine {
                 });
         }
         if !is_usable {
-            self.engine = None; // its memory is needed for the new one
+            // Its memory is needed for the new one.
+            self.drafts.iter().for_each(ModelDraft::drop_target);
+            self.engine = None;
             self.engine = Some(Engine::new(&self.model, &self.options)?);
+            self.retarget()?;
         }
         Ok(())
     }
@@ -239,6 +269,12 @@ impl StepEngine for ModelEngine {
         Ok(())
     }
 
+    fn features(&self, sequence: u32) -> Option<TokenFeatures> {
+        self.options.head()?;
+        let sequence = self.sequences.get(sequence as usize)?.as_ref()?;
+        Some(sequence.features())
+    }
+
     fn lost_saves(&mut self) -> Vec<RequestId> {
         self.saved.take_lost()
     }
@@ -301,10 +337,18 @@ impl StepEngine for ModelEngine {
     fn reopen(&mut self) -> Result<()> {
         self.sequences.fill_with(|| None);
         self.in_flight.clear();
+        self.drafts.iter().for_each(ModelDraft::drop_target);
         self.engine = None;
         let context = self.model.context().reopen()?;
         let model = Model::load(&context, self.model.gguf())?;
-        let engine = Self::new(&model, &self.options)?;
+        let mut options = self.options.clone();
+        if let Some(head) = self.options.head() {
+            let head = Model::builder(&context, head.gguf())
+                .target(&model)
+                .load()?;
+            options = options.draft_head(&head);
+        }
+        let mut engine = Self::new(&model, &options)?;
         let limits = EngineLimits {
             restore_page: self.limits.restore_page, // measured
             ..engine.limits.clone()
@@ -313,6 +357,8 @@ impl StepEngine for ModelEngine {
             let message = format!("the new engine has other limits: {limits:?}");
             return Err(Error::new(ErrorKind::InvalidState, message));
         }
+        engine.drafts = std::mem::take(&mut self.drafts);
+        engine.retarget()?;
         *self = engine;
         Ok(())
     }

@@ -194,7 +194,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             let measured = (duration, step.rows, step.tokens);
             apply(&mut core, step.number, waited, &results, now, measured)?;
             let computed;
-            (core, computed, guess_time) = drafter::guess(shared, core, &mut wanted);
+            (core, computed, guess_time) = drafter::guess(shared, core, &mut wanted, engine);
             costs.add_guesses(computed, guess_time);
             if computed > 0 {
                 core.scheduler.set_costs(costs.costs());
