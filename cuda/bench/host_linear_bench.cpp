@@ -104,7 +104,7 @@ int main(int argc, char** argv) {
     if (options.isa != nullptr && std::strcmp(options.isa, kernels->name) != 0) continue;
     for (uint32_t type :
          {2u, 3u, 6u, 7u, 8u, 10u, 11u, 12u, 13u, 14u, 20u, 21u, 23u, 39u, 1u, 30u, 0u, 16u})
-      for (uint32_t tokens : {1u, 8u, 512u}) {
+      for (uint32_t tokens : {1u, 2u, 4u, 8u, 16u, 32u, 512u}) {
         if (options.type >= 0 && static_cast<uint32_t>(options.type) != type) continue;
         if (options.cols % wcuda::quant::find_format(type)->block_elements != 0) continue;
         measure(*kernels, type, tokens, options);
