@@ -1,6 +1,7 @@
 //! `serve`: wrong requests, clients that leave, engines that fail, and the end of a server.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -384,6 +385,79 @@ fn limits_of_http_hold() {
     assert_eq!(reply.status, 431);
     let reply = served.raw(b"\x16\x03\x01 no HTTP\r\n\r\n");
     assert_eq!(reply.status, 400);
+    assert_still_serves(&served);
+}
+
+/// As simple clients do: they read nothing before they have sent all.
+#[test]
+fn a_client_that_sends_all_of_a_refused_body_gets_the_answer() {
+    let served = Served::with(|setup| {
+        setup.options.linger_timeout = Duration::from_secs(3600);
+        setup.options.keys = Keys::parse(KEYS).expect("two keys");
+    });
+    let body = "x".repeat(20 << 20);
+    for (key, length, status, code) in [
+        ("first-secret-key", body.len(), 413, "body_too_large"),
+        ("no-key", body.len(), 401, "invalid_api_key"),
+        ("no-key", 6 << 20, 401, "invalid_api_key"),
+    ] {
+        let text = request(
+            &format!("POST {CHAT}"),
+            &[("x-api-key", key)],
+            &body[..length],
+        );
+        let mut client = served.connect();
+        client.write_all(text.as_bytes()).expect("it reads all");
+        Reply::read(client).assert_error(status, code, None);
+    }
+    // The connection can be used again.
+    let head = format!("POST {CHAT}");
+    let headers = [("x-api-key", "no-key"), ("connection", "keep-alive")];
+    let refused = request(&head, &headers, &body[..1 << 20]);
+    let mut client = served.connect();
+    client.write_all(refused.as_bytes()).expect("it reads all");
+    let next = [("x-api-key", "first-secret-key")];
+    let next = request("GET /v1/models", &next, "");
+    client.write_all(next.as_bytes()).expect("it reads on");
+    let answers = Reply::read(client).body;
+    assert!(answers.contains("\"object\":\"list\""), "{answers}");
+}
+
+#[test]
+fn the_rest_of_a_refused_body_is_not_read_for_ever() {
+    let served = Served::with(|setup| setup.options.linger_timeout = Duration::from_millis(20));
+    let head =
+        format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n");
+    served
+        .raw(head.as_bytes())
+        .assert_error(413, "body_too_large", None);
+
+    let served = Served::with(|setup| setup.options.linger_timeout = Duration::from_secs(3600));
+    let mut client = served.connect();
+    client.write_all(head.as_bytes()).expect("it reads");
+    let part = vec![b'x'; 1 << 20];
+    // Ends with an error of the socket; 1 GB would be 954 parts.
+    let sent = (0..500)
+        .take_while(|_| client.write_all(&part).is_ok())
+        .count();
+    assert!(sent < 500, "it reads on and on");
+    assert_still_serves(&served);
+}
+
+/// A client that has sent its request and closes the sending half of its connection counts as one that has left:
+/// whether it still reads cannot be seen.
+#[test]
+fn a_client_that_closes_its_sending_half_has_left() {
+    let served = Served::start();
+    served.control.hold();
+    let mut client = served.begin(CHAT, &say("hi"));
+    served.wait_for_running(1);
+    client.shutdown(Shutdown::Write).expect("it is open");
+    served.wait_for_running(0);
+    served.control.release();
+    let mut answer = Vec::new();
+    let _ = client.read_to_end(&mut answer);
+    assert_eq!(answer, b"");
     assert_still_serves(&served);
 }
 

@@ -112,6 +112,8 @@ pub struct Options {
     pub header_timeout: Duration,
     /// Longest time for its body: 30 s.
     pub body_timeout: Duration,
+    /// Longest time in which the rest of the body of a refused request is read and dropped, up to 32 MiB: 1 s.
+    pub linger_timeout: Duration,
     /// Longest time that a client may take no byte: 30 s.
     pub write_timeout: Duration,
     /// Time after which a silent stream sends a comment: 10 s.
@@ -163,6 +165,7 @@ impl Default for Options {
             max_bodies_bytes: 256 << 20,
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
+            linger_timeout: Duration::from_secs(1),
             write_timeout: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
             hang_timeout: Duration::from_secs(60),

@@ -17,6 +17,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::execute;
 use super::keys::{Caller, Permit, Role};
+use super::linger::lingering;
 use super::log::Entry;
 use super::page;
 use super::room::Room;
@@ -46,7 +47,7 @@ pub fn gated(routes: Router<Arc<App>>, app: &Arc<App>, local: Local) -> Router<A
 /// Answers in the form of the API, with an id, and counts and logs.
 async fn answer(
     State((app, local)): State<(Arc<App>, Local)>,
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Response {
     let id = request_id(&app, request.headers());
@@ -61,6 +62,7 @@ async fn answer(
         let id = id.to_str().unwrap_or_default();
         Arc::new(Entry::new(&app, id, request.method().as_str(), path))
     });
+    let mut request = request.map(|body| lingering(body, app.options.linger_timeout));
     let mut response = match check_host(&app, local, &request) {
         Ok(()) => {
             let visitor = Visitor {

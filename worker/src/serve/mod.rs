@@ -48,6 +48,7 @@ mod gate;
 mod generation;
 mod input;
 mod keys;
+mod linger;
 mod log;
 mod messages;
 mod metrics;
