@@ -604,6 +604,38 @@ fn each_request_has_one_line_in_the_log_without_its_text() {
 }
 
 #[test]
+fn the_counts_of_the_log_are_those_of_all_choices() {
+    let (served, lines) = logged(false);
+    let words = "x".repeat(100);
+    for more in [
+        json!({ "n": 3 }),
+        json!({}),
+        json!({ "n": 2, "stream": true }),
+    ] {
+        let reply = served.post(CHAT, &chat(&words, more));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+    }
+
+    let found = log_lines(&lines, 3);
+
+    let column = |name: &str| -> Vec<u64> {
+        let counts = found.iter().map(|line| line[name].as_u64());
+        counts.map(|count| count.expect("a number")).collect()
+    };
+    let length = format!("user:say {words};assistant:").len() as u64;
+    assert_eq!(column("prompt_tokens"), [3 * length, length, 2 * length]);
+    assert_eq!(column("completion_tokens"), [300, 100, 200]);
+    let cached = column("cached_tokens");
+    assert_eq!(cached, [2 * (length - 1), 0, length - 1]);
+    let stats = served.service.stats();
+    assert_eq!(cached.iter().sum::<u64>(), stats.cached_tokens);
+    assert_eq!(
+        column("prompt_tokens").iter().sum::<u64>(),
+        stats.prompt_tokens
+    );
+}
+
+#[test]
 fn the_log_has_texts_only_on_request_and_reports_who_left() {
     let (served, lines) = logged(true);
     served.post(CHAT, &chat("hello", json!({}))).ok();

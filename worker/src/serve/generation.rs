@@ -142,7 +142,7 @@ pub fn accept(
     let events = app.service.submit(&request);
     let events = events.map_err(|error| ApiError::from_service(&error, &app.service.stats()))?;
     if let Some(entry) = &visitor.entry {
-        entry.accept(app, &prompt);
+        entry.accept(app, &prompt, request.choices);
     }
     Ok(Accepted {
         events,

@@ -47,6 +47,7 @@ pub struct Entry {
     record: Mutex<Record>,
 }
 
+/// Counts are over all choices and inputs.
 #[derive(Default)]
 struct Record {
     head: Map<String, Value>,
@@ -93,11 +94,11 @@ impl Entry {
         self.lock().status = status;
     }
 
-    /// The service of `app` has accepted the request.
-    pub fn accept(&self, app: &App, prompt: &[worker_cuda::Token]) {
+    /// The service of `app` has accepted the request with this prompt, or with the next one of several.
+    pub fn accept(&self, app: &App, prompt: &[worker_cuda::Token], choices: u32) {
         let mut record = self.lock();
         record.accepted = true;
-        record.prompt_tokens += prompt.len();
+        record.prompt_tokens += prompt.len() * choices as usize;
         if self.app.options.log_texts {
             let tokenizer = app.service.tokenizer();
             let text = tokenizer.and_then(|tokenizer| {
@@ -136,9 +137,9 @@ impl Entry {
                 queued,
                 cached_tokens,
                 ..
-            } if record.queued.is_none() => {
-                record.queued = Some(*queued);
-                record.cached_tokens = *cached_tokens;
+            } => {
+                record.queued.get_or_insert(*queued);
+                record.cached_tokens += cached_tokens;
             }
             Event::Done(usage) => record.end = Some(Ok(*usage)),
             Event::Failed(error) => record.end = Some(Err(error.as_str())),
