@@ -72,10 +72,14 @@ impl Failure {
         Self::new(format!("{}: {error}", path.display()))
     }
 
-    /// Puts the file in front that it is about.
+    /// Puts the file in front that it is about, unless the message names it; the name alone becomes the path.
     pub fn in_file(mut self, path: &Path) -> Self {
-        if self.kind == Kind::Failed {
-            self.message = format!("{}: {}", path.display(), self.message);
+        let file = path.display().to_string();
+        if self.kind == Kind::Failed && !self.message.contains(&file) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let message = self.message.strip_prefix(&*name);
+            let message = message.and_then(|rest| rest.strip_prefix(": "));
+            self.message = format!("{file}: {}", message.unwrap_or(&self.message));
         }
         self
     }
@@ -129,6 +133,9 @@ impl From<Error> for Failure {
             ErrorKind::OutOfMemory | ErrorKind::OutOfHostMemory | ErrorKind::OverBudget => Some(
                 "'worker-orcd plan' shows the memory needed; --context, --batch and --kv-type reduce it",
             ),
+            ErrorKind::InvalidArgument if error.message().contains("token budget") => {
+                Some("--batch sets the token budget, --max-sequences the number of sequences")
+            }
             ErrorKind::LimitExceeded if error.message().contains("sequence") => {
                 Some("--context sets the length of a sequence")
             }

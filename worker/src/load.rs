@@ -29,7 +29,7 @@ pub fn context(args: &DeviceArgs) -> Outcome<CudaContext> {
 pub fn gguf(path: &Path) -> Outcome<Gguf> {
     Gguf::open(path).map_err(|error| {
         let malformed = error.kind() == ErrorKind::Malformed;
-        let failure = Failure::from(error.with_context(path.display().to_string()));
+        let failure = Failure::from(error).in_file(path);
         if malformed {
             failure.hint("is it a complete GGUF file?")
         } else {

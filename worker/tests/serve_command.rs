@@ -56,6 +56,17 @@ fn a_start_that_fails_exits_with_1() {
     let none = run(&["serve", "model.gguf", "--api-key-file", keys]);
     assert_fails(&none, 1, "has no key");
     let model = model_that_answers("no-room.gguf", "a", None);
+    // The file is named once, and the flags by their names.
+    let bytes = std::fs::read(&model).expect("a file");
+    let cut = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cut.gguf");
+    std::fs::write(&cut, &bytes[..bytes.len() / 2]).expect("a temporary file");
+    let output = run(&["serve", cut.to_str().expect("UTF-8")]);
+    assert_fails(&output, 1, &format!("error: {}: ", cut.display()));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(text.matches("cut.gguf").count(), 1, "{text}");
+    let many = run(&["serve", &model, "--backend", "host", "--max-sequences=256"]);
+    assert_fails(&many, 1, "a token budget of 256 is too small");
+    assert_fails(&many, 1, "--batch");
     let args = ["serve", &model, "--backend", "host", "--memory-budget=1"];
     let output = worker(&args).arg("--kv-tokens=20000000").output();
     let output = output.expect("the worker starts");
