@@ -179,6 +179,13 @@ fn what_cannot_be_followed_is_refused_with_its_name() {
         assert_eq!(reply.status, 400, "{}", reply.body);
         assert_eq!(reply.json()["error"]["param"], param, "{}", reply.body);
     }
+    let either = schema(json!({ "oneOf": [{ "type": "object" }, { "properties": { "a": {} } }] }));
+    let reply = served.post(CHAT, &chat("hi", json!({ "response_format": either })));
+    let message = reply.assert_error(400, "invalid_value", Some("response_format"));
+    assert!(
+        message.ends_with("use anyOf, or schemas that certainly exclude each other"),
+        "{message}"
+    );
     // The server continues.
     served.post(CHAT, &chat("hi", json!({}))).ok();
 }

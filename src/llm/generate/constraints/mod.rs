@@ -204,7 +204,14 @@ fn invalid(message: String) -> Error {
 
 /// The error of a rule that the grammar crates refuse.
 fn refused(error: impl fmt::Display) -> Error {
-    invalid(first_line(error))
+    let line = first_line(error);
+    // The crate proposes an option that is not set here, because answers have to follow a schema strictly.
+    match line.split_once(". Enable 'coerce_one_of'") {
+        Some((refused, _)) => invalid(format!(
+            "{refused}; use anyOf, or schemas that certainly exclude each other"
+        )),
+        None => invalid(line),
+    }
 }
 
 /// The first line of an error, without what the parser adds to it.
