@@ -89,6 +89,17 @@ fn load(served: &Served) -> String {
 }
 
 #[test]
+fn names_that_no_model_can_have_are_refused_like_others() {
+    let (served, _) = served(|_| ());
+    for name in ["nothing", "%ff", "a%2fb"] {
+        for (method, rest) in [("GET", ""), ("POST", "/load"), ("POST", "/unload")] {
+            let reply = served.request(&format!("{method} /v1/models/{name}{rest}"), &[], "");
+            reply.assert_error(404, "model_not_found", Some("model"));
+        }
+    }
+}
+
+#[test]
 fn a_model_is_loaded_answers_and_is_unloaded() {
     let (served, _) = served(|_| ());
     let list = served.get("/v1/models").ok();

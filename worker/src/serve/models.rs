@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, State};
+use axum::extract::{FromRequestParts, Path, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::Response;
 use http_body::Frame;
 use serde_json::{Value, json};
@@ -172,6 +173,24 @@ const RETRY: Duration = Duration::from_secs(10);
 /// Events of progress: one per hundredth.
 const PARTS: u64 = 100;
 
+/// The name of a model in a path.
+pub struct ModelName(pub String);
+
+impl FromRequestParts<Arc<App>> for ModelName {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        match Path::from_request_parts(parts, app).await {
+            Ok(Path(name)) => Ok(Self(name)),
+            Err(_) => {
+                let message = "the name of the model in the path is not UTF-8";
+                let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
+                Err(error.with_param("model"))
+            }
+        }
+    }
+}
+
 fn unknown_model(app: &App, name: &str) -> ApiError {
     match app.model.find(name) {
         Ok(()) => {
@@ -186,7 +205,7 @@ fn unknown_model(app: &App, name: &str) -> ApiError {
 /// loading.
 pub async fn load(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    ModelName(name): ModelName,
 ) -> Result<Response, ApiError> {
     let (sender, events) = mpsc::unbounded_channel();
     let slot = app.models.slot(&name);
@@ -287,7 +306,7 @@ impl Drop for Loading {
 /// `POST /v1/models/{id}/unload`: lets the requests of the model end, and answers when its memory is free.
 pub async fn unload(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    ModelName(name): ModelName,
 ) -> Result<Response, ApiError> {
     let slot = app.models.slot(&name);
     let slot = slot.ok_or_else(|| unknown_model(&app, &name))?;

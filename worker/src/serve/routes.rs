@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -27,7 +27,7 @@ use super::gate::{Local, gated};
 use super::generation::blocking;
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
-use super::models::{load, unload};
+use super::models::{ModelName, load, unload};
 use super::openapi::document;
 use super::page;
 use super::parameters::check_model;
@@ -96,7 +96,7 @@ async fn models(State(app): State<Arc<App>>) -> Response {
     json_response(&json!({ "object": "list", "data": list }))
 }
 
-async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer {
+async fn model(State(app): State<Arc<App>>, ModelName(id): ModelName) -> Answer {
     match (app.model.find(&id), app.models.describe(Some(&id)).first()) {
         (Ok(()), _) => Ok(json_response(&app.describe())),
         (_, Some(other)) => Ok(json_response(other)),
