@@ -119,11 +119,12 @@ fn responses_are_whole_and_streamed() {
     let served = served();
     let call = r#"<tool_call>{"name":"now","arguments":{"a":1}}</tool_call>"#;
     let tools = json!([{ "type": "function", "name": "now", "parameters": { "type": "object" } }]);
-    let text = |text: &str| {
+    let text_with = |text: &str, status: &str| {
         let part =
             json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] });
-        json!({ "type": "message", "id": null, "status": "completed", "role": "assistant", "content": [part] })
+        json!({ "type": "message", "id": null, "status": status, "role": "assistant", "content": [part] })
     };
+    let text = |text: &str| text_with(text, "completed");
     let thought = json!({
         "type": "reasoning", "id": null, "status": "completed", "summary": [],
         "content": [{ "type": "reasoning_text", "text": "why" }],
@@ -142,7 +143,7 @@ fn responses_are_whole_and_streamed() {
         (
             "hello".to_owned(),
             json!({ "max_output_tokens": 2 }),
-            json!([text("he")]),
+            json!([text_with("he", "incomplete")]),
             "incomplete",
         ),
         (

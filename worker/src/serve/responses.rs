@@ -317,10 +317,10 @@ impl Answer {
             return;
         }
         if self.open.as_ref().is_none_or(|(open, ..)| *open != kind) {
-            self.close(out);
+            self.close("completed", out);
             let prefix = if kind == Kind::Text { "msg_" } else { "rs_" };
             let id = self.app.next_id(prefix);
-            let item = item_json(kind, &id, None);
+            let item = item_json(kind, &id, "in_progress", None);
             let index = self.output.len();
             let added = json!({ "output_index": index, "item": item });
             self.event("output_item.added", added, out);
@@ -344,7 +344,8 @@ impl Answer {
         self.item_event(&format!("{}.delta", kind.name()), &id, delta, out);
     }
 
-    fn close(&mut self, out: &mut Vec<u8>) {
+    /// Ends the item that is being written.
+    fn close(&mut self, status: &str, out: &mut Vec<u8>) {
         let Some((kind, id, text)) = self.open.take() else {
             return;
         };
@@ -355,7 +356,7 @@ impl Answer {
         self.item_event(&format!("{}.done", kind.name()), &id, done, out);
         let part = json!({ "part": kind.part(&text) });
         self.item_event("content_part.done", &id, part, out);
-        self.end_item(item_json(kind, &id, Some(&text)), out);
+        self.end_item(item_json(kind, &id, status, Some(&text)), out);
     }
 
     fn end_item(&mut self, item: Value, out: &mut Vec<u8>) {
@@ -365,12 +366,7 @@ impl Answer {
     }
 }
 
-fn item_json(kind: Kind, id: &str, text: Option<&str>) -> Value {
-    let status = if text.is_some() {
-        "completed"
-    } else {
-        "in_progress"
-    };
+fn item_json(kind: Kind, id: &str, status: &str, text: Option<&str>) -> Value {
     let content: Vec<Value> = text.map(|text| kind.part(text)).into_iter().collect();
     match kind {
         Kind::Reasoning => json!({
@@ -388,7 +384,7 @@ impl Wire for Answer {
         parts
             .iter()
             .for_each(|part| self.part(0, part, &mut Vec::new()));
-        self.close(&mut Vec::new());
+        self.close(self.status(), &mut Vec::new());
         self.response(self.status(), Some((usage, reasoning_tokens)))
     }
 
@@ -406,7 +402,7 @@ impl Wire for Answer {
         self.text(Kind::Reasoning, &part.reasoning, out);
         self.text(Kind::Text, &part.text, out);
         for call in &part.calls {
-            self.close(out);
+            self.close("completed", out);
             let (id, call_id) = (self.app.next_id("fc_"), self.app.next_id("call_"));
             let item = |status: &str, arguments: &str| {
                 json!({
@@ -429,14 +425,14 @@ impl Wire for Answer {
     }
 
     fn end(&mut self, usage: &Usage, reasoning_tokens: u32, out: &mut Vec<u8>) {
-        self.close(out);
         let status = self.status();
+        self.close(status, out);
         let response = self.response(status, Some((usage, reasoning_tokens)));
         self.event(status, json!({ "response": response }), out);
     }
 
     fn error(&mut self, error: &ApiError, out: &mut Vec<u8>) {
-        self.close(out);
+        self.close("incomplete", out);
         let mut response = self.response("failed", None);
         let error = &error.to_json()["error"];
         response["error"] = json!({ "code": error["code"], "message": error["message"] });
