@@ -368,7 +368,7 @@ fn a_suffix_is_the_text_behind_a_gap() {
     let echo = ask(json!({ "echo": true }));
     echo.assert_error(400, "unsupported_value", Some("echo"));
     let long = ask(json!({ "suffix": "a".repeat(20_000) }));
-    long.assert_error(400, "context_length_exceeded", Some("messages"));
+    long.assert_error(400, "context_length_exceeded", Some("prompt"));
 }
 
 #[test]

@@ -219,11 +219,12 @@ fn what_is_wrong_is_named() {
         ),
     ] {
         let reply = served.post(PATH, &body(input, more));
-        reply.assert_error(
+        let message = reply.assert_error(
             if code == "model_not_found" { 404 } else { 400 },
             code,
             Some(param),
         );
+        assert!(!message.contains("prompt:"), "{message}");
     }
     assert_eq!(served.service.stats().held_pages, 0);
 }

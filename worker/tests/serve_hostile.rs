@@ -300,7 +300,7 @@ fn a_context_that_is_too_long_is_refused_with_both_counts() {
     let reply = served.post(CHAT, &with(say("hi"), "max_tokens", json!(5000)));
     let long = served.post(CHAT, &say(&"x".repeat(2000)));
 
-    let message = reply.assert_error(400, "context_length_exceeded", Some("messages"));
+    let message = reply.assert_error(400, "context_length_exceeded", Some("max_tokens"));
     for part in ["1024", &prompt.to_string(), "5000"] {
         assert!(message.contains(part), "{message}");
     }
@@ -309,6 +309,33 @@ fn a_context_that_is_too_long_is_refused_with_both_counts() {
         message.contains("1024") && message.contains("2020"),
         "{message}"
     );
+    // The field is that of the path, and the one that was sent.
+    for (path, body, param) in [
+        (
+            CHAT,
+            with(say("hi"), "max_completion_tokens", json!(5000)),
+            "max_completion_tokens",
+        ),
+        (TEXT, json!({ "prompt": "x".repeat(2000) }), "prompt"),
+        (
+            TEXT,
+            json!({ "prompt": "x", "max_tokens": 5000 }),
+            "max_tokens",
+        ),
+        (
+            "/v1/responses",
+            json!({ "input": "x".repeat(2000) }),
+            "input",
+        ),
+        (
+            "/v1/responses",
+            json!({ "input": "x", "max_output_tokens": 5000 }),
+            "max_output_tokens",
+        ),
+    ] {
+        let reply = served.post(path, &with(body, "model", json!("scripted")));
+        reply.assert_error(400, "context_length_exceeded", Some(param));
+    }
     assert_still_serves(&served);
 }
 
@@ -1044,8 +1071,10 @@ fn what_cannot_fit_is_refused_before_it_is_tokenized() {
     let body = json!({ "model": "scripted", "prompt": long });
     for path in [TEXT, "/tokenize"] {
         let reply = post(path, body.clone());
-        reply.assert_error(400, "context_length_exceeded", Some("messages"));
+        reply.assert_error(400, "context_length_exceeded", Some("prompt"));
     }
+    let content = post("/tokenize", json!({ "content": long }));
+    content.assert_error(400, "context_length_exceeded", Some("content"));
     let tokens = json!({ "tokens": vec![token('a'); 1025] });
     post("/detokenize", tokens).assert_error(400, "invalid_value", Some("tokens"));
     post("/detokenize", json!({ "tokens": vec![token('a'); 1024] })).ok();

@@ -232,6 +232,45 @@ fn state_is_refused_and_harmless_fields_are_taken() {
     assert_eq!(reply.headers["x-worker-ignored"], "tools[0].type");
 }
 
+/// In the form of this API, and in that of chats.
+#[test]
+fn allowed_tools_are_the_only_ones_that_are_called() {
+    let served = served();
+    let tool = |name: &str| json!({ "type": "function", "name": name });
+    let function = |name: &str| json!({ "type": "function", "function": { "name": name } });
+    for (choice, status) in [
+        (
+            json!({ "type": "allowed_tools", "mode": "required", "tools": [tool("g")] }),
+            200,
+        ),
+        (
+            json!({ "type": "allowed_tools", "allowed_tools": {
+            "mode": "required", "tools": [function("g")],
+        } }),
+            200,
+        ),
+        (
+            json!({ "type": "allowed_tools", "mode": "required", "tools": [tool("h")] }),
+            400,
+        ),
+        (
+            json!({ "type": "allowed_tools", "mode": "required", "tools": [] }),
+            400,
+        ),
+        (json!({ "type": "allowed_tools", "mode": "required" }), 400),
+    ] {
+        let more = json!({ "tools": [tool("f"), tool("g")], "tool_choice": choice });
+        let reply = served.post(PATH, &asked(json!("say hi"), more));
+        assert_eq!(reply.status, status, "{choice}: {}", reply.body);
+        if status == 200 {
+            let output = reply.ok()["output"].clone();
+            let items = output.as_array().expect("a list");
+            assert!(!items.is_empty());
+            assert!(items.iter().all(|item| item["name"] == "g"), "{output}");
+        }
+    }
+}
+
 #[test]
 fn a_fault_in_a_stream_is_a_failed_response() {
     let served = served();

@@ -201,6 +201,27 @@ fn the_history_of_calls_reaches_the_template() {
     );
 }
 
+#[test]
+fn an_answer_without_text_is_part_of_the_history() {
+    let served = served(HERMES);
+    for (more, status) in [
+        (json!({ "content": null, "refusal": "no" }), 200),
+        (json!({ "reasoning_content": "why" }), 200),
+        (json!({ "content": null }), 400),
+        (json!({ "refusal": null }), 400),
+    ] {
+        let mut answer = more.clone();
+        answer["role"] = "assistant".into();
+        let last = json!({ "role": "user", "content": "say hi" });
+        let body = json!({ "model": "scripted", "messages": [answer, last] });
+        let reply = served.post("/apply-template", &body);
+        assert_eq!(reply.status, status, "{more}: {}", reply.body);
+        if status == 200 {
+            assert_eq!(reply.ok()["prompt"], "assistant:;user:say hi;assistant:");
+        }
+    }
+}
+
 /// As agents on OpenAI's clients send it: parts of text, calls without text, tools with strict schemas.
 #[test]
 fn the_body_of_a_coding_agent_is_answered() {

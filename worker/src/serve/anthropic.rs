@@ -8,14 +8,16 @@ use worker_cuda::generate::service::{Stop, Usage};
 use worker_cuda::generate::{FinishReason, Prompt};
 
 use super::app::App;
-use super::completions::{Shape, answer_chat};
+use super::completions::{Conversation, Shape};
 use super::error::ApiError;
 use super::fields::{Fields, wrong_type};
 use super::generation::{Part, blocking};
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
+use super::names::Names;
 use super::parameters::check_model;
 use super::routes::json_response;
+use super::rules::response_format;
 use super::sse::{Wire, write_named};
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -26,17 +28,25 @@ pub async fn messages(input: Input) -> Result<Response> {
     if !fields.has("max_tokens") {
         fields.required("max_tokens")?;
     }
-    let mut unknown = Vec::new();
-    let fields = chat_fields(fields, &mut unknown)?;
-    answer_chat(&input.app, &input.visitor, fields, unknown, Shape::Message).await
+    let conversation = as_chat(fields)?;
+    conversation
+        .answer(&input.app, &input.visitor, Shape::Message)
+        .await
 }
 
 /// `POST /v1/messages/count_tokens`.
 pub async fn count_tokens(Input { app, fields, .. }: Input) -> Result<Response> {
-    let mut unknown = Vec::new();
-    let mut fields = chat_fields(fields, &mut unknown)?;
+    let Conversation {
+        mut fields,
+        mut unknown,
+        names,
+    } = as_chat(fields)?;
     check_model(&mut fields, &app)?;
-    let (prompt, _) = conversation(&app, &mut fields, &mut unknown)?;
+    let mut found = Vec::new();
+    let read = response_format(&mut fields, &mut found)
+        .and_then(|_| conversation(&app, &mut fields, &mut found));
+    let (prompt, _) = read.map_err(|error| names.restore(error))?;
+    unknown.extend(found.iter().map(|name| names.original(name)));
     let ignored = check_unknown(&app, unknown)?;
     let prompt = Prompt::Chat(prompt);
     let tokens = blocking(move || app.encode(&prompt)).await?;
@@ -69,22 +79,31 @@ pub const HARMLESS: [&str; 5] = [
 ];
 
 /// The same request as one for a chat.
-fn chat_fields(mut fields: Fields, unknown: &mut Vec<String>) -> Result<Fields> {
-    let mut chat = Map::new();
+fn as_chat(mut fields: Fields) -> Result<Conversation> {
+    let mut chat = Chat {
+        names: Names::new(&[
+            ("max_completion_tokens", "max_tokens"),
+            ("stop", "stop_sequences"),
+            ("response_format", "output_config.format"),
+            ("reasoning_effort", "output_config.effort"),
+            ("tool_choice.function", "tool_choice"),
+        ]),
+        ..Chat::default()
+    };
     for name in SHARED {
         if let Some(value) = fields.take(name) {
-            chat.insert(name.into(), value);
+            chat.fields.insert(name.into(), value);
         }
     }
     fields.skip(&HARMLESS);
     if let Some(stop) = fields.take("stop_sequences") {
-        chat.insert("stop".into(), stop);
+        chat.fields.insert("stop".into(), stop);
     }
-    let mut messages = Vec::new();
     if let Some(system) = fields.take("system") {
-        let text = system_text(system)?;
+        let text = chat.system_text(system)?;
         if !text.is_empty() {
-            messages.push(json!({ "role": "system", "content": text }));
+            let message = json!({ "role": "system", "content": text });
+            chat.push("system", message);
         }
     }
     let list = match fields.required("messages")? {
@@ -92,13 +111,215 @@ fn chat_fields(mut fields: Fields, unknown: &mut Vec<String>) -> Result<Fields> 
         other => return Err(wrong_type("messages".into(), "a list", &other)),
     };
     for (index, value) in list.into_iter().enumerate() {
-        message(format!("messages[{index}]"), value, &mut messages)?;
+        chat.message(format!("messages[{index}]"), value)?;
     }
-    chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.take("tools") {
-        chat.insert("tools".into(), chat_tools(tools, unknown)?);
+        chat.tools(tools)?;
     }
-    if let Some(mut choice) = fields.take_object("tool_choice")? {
+    if let Some(choice) = fields.take_object("tool_choice")? {
+        chat.tool_choice(choice)?;
+    }
+    if let Some(mut config) = fields.take_object("output_config")? {
+        for (name, of_chat) in [
+            ("format", "response_format"),
+            ("effort", "reasoning_effort"),
+        ] {
+            if let Some(value) = config.take(name) {
+                chat.fields.insert(of_chat.into(), value);
+            }
+        }
+        config.end(&mut chat.unknown);
+    }
+    if let Some(mut thinking) = fields.take_object("thinking")? {
+        let on = thinking.string("type")?.as_deref() != Some("disabled");
+        thinking.skip(&["budget_tokens"]);
+        thinking.end(&mut chat.unknown);
+        let variables = chat
+            .fields
+            .entry("chat_template_kwargs")
+            .or_insert_with(|| json!({}));
+        if let Value::Object(variables) = variables {
+            variables.entry("enable_thinking").or_insert(on.into());
+        }
+    }
+    fields.end(&mut chat.unknown);
+    chat.fields.insert("messages".into(), chat.messages.into());
+    Ok(Conversation {
+        fields: Fields::from_map(chat.fields),
+        unknown: chat.unknown,
+        names: chat.names,
+    })
+}
+
+/// The chat that a request becomes.
+#[derive(Default)]
+struct Chat {
+    fields: Map<String, Value>,
+    messages: Vec<Value>,
+    /// By the client's names.
+    unknown: Vec<String>,
+    names: Names,
+}
+
+impl Chat {
+    /// Appends a message, which is that of the client with this name.
+    fn push(&mut self, original: &str, message: Value) {
+        self.names.add(self.next_message(), original);
+        self.messages.push(message);
+    }
+
+    /// The name of the next message.
+    fn next_message(&self) -> String {
+        format!("messages[{}]", self.messages.len())
+    }
+
+    /// Text, or blocks of text. A block that clients put in front, and that differs in each request, is left out: it
+    /// would make all prompts differ from the start.
+    fn system_text(&mut self, system: Value) -> Result<String> {
+        let blocks = match system {
+            Value::String(text) => return Ok(text),
+            Value::Array(blocks) => blocks,
+            other => return Err(wrong_type("system".into(), "a string or a list", &other)),
+        };
+        let mut texts = Vec::new();
+        for (index, block) in blocks.into_iter().enumerate() {
+            let text = self.text_block(format!("system[{index}]"), block)?;
+            if index > 0 || !text.starts_with("x-anthropic-billing-header") {
+                texts.push(text);
+            }
+        }
+        Ok(texts.join("\n"))
+    }
+
+    fn text_block(&mut self, path: String, block: Value) -> Result<String> {
+        let mut block = Fields::object(path, block)?;
+        let kind = block.string("type")?.unwrap_or_default();
+        if kind != "text" {
+            let message = format!("content of the type '{kind}' is not supported by this server");
+            return Err(ApiError::unsupported(block.name("type"), message));
+        }
+        let text = required_string(&mut block, "text")?;
+        block.skip(&["cache_control", "citations"]);
+        block.end(&mut self.unknown);
+        Ok(text)
+    }
+
+    /// Appends what one message says, as one or more of a chat.
+    fn message(&mut self, path: String, value: Value) -> Result<()> {
+        let mut fields = Fields::object(path.clone(), value)?;
+        let role = required_string(&mut fields, "role")?;
+        if role != "user" && role != "assistant" {
+            let message = format!("{} is '{role}', not user or assistant", fields.name("role"));
+            return Err(ApiError::invalid(fields.name("role"), message));
+        }
+        let place = fields.name("content");
+        let content = fields.required("content")?;
+        fields.end(&mut self.unknown);
+        let blocks = match content {
+            Value::Array(blocks) => blocks,
+            text => {
+                self.push(&path, json!({ "role": role, "content": text }));
+                return Ok(());
+            }
+        };
+        let (mut texts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
+        for (index, block) in blocks.into_iter().enumerate() {
+            let path = format!("{place}[{index}]");
+            let kind = block["type"].as_str().unwrap_or_default().to_owned();
+            if !matches!(
+                kind.as_str(),
+                "tool_use" | "tool_result" | "thinking" | "redacted_thinking"
+            ) {
+                texts.push(self.text_block(path, block)?);
+                continue;
+            }
+            let mut block = Fields::object(path.clone(), block)?;
+            block.skip(&["type", "cache_control"]);
+            match kind.as_str() {
+                "tool_use" => {
+                    let id = required_string(&mut block, "id")?;
+                    let name = required_string(&mut block, "name")?;
+                    let input = block.take("input").unwrap_or_else(|| json!({}));
+                    block.skip(&["caller"]);
+                    let function = json!({ "name": name, "arguments": input });
+                    calls.push((
+                        path,
+                        json!({ "id": id, "type": "function", "function": function }),
+                    ));
+                }
+                "tool_result" => {
+                    let id = required_string(&mut block, "tool_use_id")?;
+                    let content = block.take("content").unwrap_or_else(|| json!(""));
+                    block.skip(&["is_error"]);
+                    let id_name = self.next_message() + ".tool_call_id";
+                    self.names.add(id_name, block.name("tool_use_id"));
+                    self.push(
+                        &path,
+                        json!({ "role": "tool", "tool_call_id": id, "content": content }),
+                    );
+                }
+                "thinking" => {
+                    reasoning += &required_string(&mut block, "thinking")?;
+                    block.skip(&["signature"]);
+                }
+                _ => block.skip(&["data"]),
+            }
+            block.end(&mut self.unknown);
+        }
+        if texts.is_empty() && calls.is_empty() && reasoning.is_empty() {
+            return Ok(());
+        }
+        let mut message = json!({ "role": role, "content": texts.join("\n") });
+        if !calls.is_empty() {
+            let name = self.next_message();
+            for (index, (path, _)) in calls.iter().enumerate() {
+                let call = format!("{name}.tool_calls[{index}]");
+                let arguments = format!("{call}.function.arguments");
+                self.names.add(arguments, format!("{path}.input"));
+                self.names.add(format!("{call}.function"), path.as_str());
+                self.names.add(call, path.as_str());
+            }
+            message["tool_calls"] = calls.into_iter().map(|(_, call)| call).collect();
+        }
+        if !reasoning.is_empty() {
+            message["reasoning_content"] = reasoning.into();
+        }
+        self.push(&path, message);
+        Ok(())
+    }
+
+    /// Tools that the client runs; the others are those of Anthropic's own servers, which are not here.
+    fn tools(&mut self, tools: Value) -> Result<()> {
+        let Value::Array(list) = tools else {
+            return Err(wrong_type("tools".into(), "a list", &tools));
+        };
+        let mut found: Vec<Value> = Vec::new();
+        for (index, tool) in list.into_iter().enumerate() {
+            let path = format!("tools[{index}]");
+            let mut tool = Fields::object(path.clone(), tool)?;
+            if !matches!(tool.string("type")?.as_deref(), None | Some("custom")) {
+                self.unknown.push(tool.name("type"));
+                continue;
+            }
+            let function = json!({
+                "name": tool.take("name"),
+                "description": tool.take("description"),
+                "parameters": tool.take("input_schema"),
+            });
+            tool.skip(&["cache_control", "eager_input_streaming", "strict"]);
+            tool.end(&mut self.unknown);
+            let name = format!("tools[{}]", found.len());
+            let parameters = format!("{name}.function.parameters");
+            self.names.add(parameters, format!("{path}.input_schema"));
+            self.names.add(format!("{name}.function"), path.as_str());
+            self.names.add(name, path);
+            found.push(json!({ "type": "function", "function": function }));
+        }
+        self.fields.insert("tools".into(), found.into());
+        Ok(())
+    }
+
+    fn tool_choice(&mut self, mut choice: Fields) -> Result<()> {
         let word = match choice.string("type")?.as_deref() {
             Some("auto") => json!("auto"),
             Some("none") => json!("none"),
@@ -112,54 +333,13 @@ fn chat_fields(mut fields: Fields, unknown: &mut Vec<String>) -> Result<Fields> 
                 return Err(ApiError::invalid("tool_choice.type", message));
             }
         };
-        chat.insert("tool_choice".into(), word);
+        self.fields.insert("tool_choice".into(), word);
         let single = choice.boolean("disable_parallel_tool_use")?;
-        chat.insert("parallel_tool_calls".into(), (!single).into());
+        self.fields
+            .insert("parallel_tool_calls".into(), (!single).into());
+        choice.end(&mut self.unknown);
+        Ok(())
     }
-    if let Some(mut config) = fields.take_object("output_config")?
-        && let Some(format) = config.take("format")
-    {
-        chat.insert("response_format".into(), format);
-    }
-    if let Some(mut thinking) = fields.take_object("thinking")? {
-        let on = thinking.string("type")?.as_deref() != Some("disabled");
-        let variables = chat
-            .entry("chat_template_kwargs")
-            .or_insert_with(|| json!({}));
-        if let Value::Object(variables) = variables {
-            variables.entry("enable_thinking").or_insert(on.into());
-        }
-    }
-    unknown.extend(fields.unknown());
-    Ok(Fields::from_map(chat))
-}
-
-/// Text, or blocks of text. A block that clients put in front, and that differs in each request, is left out: it
-/// would make all prompts differ from the start.
-fn system_text(system: Value) -> Result<String> {
-    let blocks = match system {
-        Value::String(text) => return Ok(text),
-        Value::Array(blocks) => blocks,
-        other => return Err(wrong_type("system".into(), "a string or a list", &other)),
-    };
-    let mut texts = Vec::new();
-    for (index, block) in blocks.into_iter().enumerate() {
-        let text = text_block(format!("system[{index}]"), block)?;
-        if index > 0 || !text.starts_with("x-anthropic-billing-header") {
-            texts.push(text);
-        }
-    }
-    Ok(texts.join("\n"))
-}
-
-fn text_block(path: String, block: Value) -> Result<String> {
-    let mut block = Fields::object(path, block)?;
-    let kind = block.string("type")?.unwrap_or_default();
-    if kind != "text" {
-        let message = format!("content of the type '{kind}' is not supported by this server");
-        return Err(ApiError::unsupported(block.name("type"), message));
-    }
-    required_string(&mut block, "text")
 }
 
 fn required_string(fields: &mut Fields, name: &str) -> Result<String> {
@@ -167,87 +347,6 @@ fn required_string(fields: &mut Fields, name: &str) -> Result<String> {
         Value::String(text) => Ok(text),
         other => Err(wrong_type(fields.name(name), "a string", &other)),
     }
-}
-
-/// Appends what one message says, as one or more of a chat.
-fn message(path: String, value: Value, out: &mut Vec<Value>) -> Result<()> {
-    let mut fields = Fields::object(path, value)?;
-    let role = required_string(&mut fields, "role")?;
-    if role != "user" && role != "assistant" {
-        let message = format!("{} is '{role}', not user or assistant", fields.name("role"));
-        return Err(ApiError::invalid(fields.name("role"), message));
-    }
-    let place = fields.name("content");
-    let blocks = match fields.required("content")? {
-        Value::Array(blocks) => blocks,
-        text => {
-            out.push(json!({ "role": role, "content": text }));
-            return Ok(());
-        }
-    };
-    let (mut texts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
-    for (index, block) in blocks.into_iter().enumerate() {
-        let path = format!("{place}[{index}]");
-        let kind = block["type"].as_str().unwrap_or_default().to_owned();
-        if !matches!(
-            kind.as_str(),
-            "tool_use" | "tool_result" | "thinking" | "redacted_thinking"
-        ) {
-            texts.push(text_block(path, block)?);
-            continue;
-        }
-        let mut block = Fields::object(path, block)?;
-        match kind.as_str() {
-            "tool_use" => {
-                let id = required_string(&mut block, "id")?;
-                let name = required_string(&mut block, "name")?;
-                let input = block.take("input").unwrap_or_else(|| json!({}));
-                let function = json!({ "name": name, "arguments": input });
-                calls.push(json!({ "id": id, "type": "function", "function": function }));
-            }
-            "tool_result" => {
-                let id = required_string(&mut block, "tool_use_id")?;
-                let content = block.take("content").unwrap_or_else(|| json!(""));
-                out.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
-            }
-            "thinking" => reasoning += &required_string(&mut block, "thinking")?,
-            _ => {}
-        }
-    }
-    if texts.is_empty() && calls.is_empty() && reasoning.is_empty() {
-        return Ok(());
-    }
-    let mut message = json!({ "role": role, "content": texts.join("\n") });
-    if !calls.is_empty() {
-        message["tool_calls"] = calls.into();
-    }
-    if !reasoning.is_empty() {
-        message["reasoning_content"] = reasoning.into();
-    }
-    out.push(message);
-    Ok(())
-}
-
-/// Tools that the client runs; the others are those of Anthropic's own servers, which are not here.
-fn chat_tools(tools: Value, unknown: &mut Vec<String>) -> Result<Value> {
-    let Value::Array(list) = tools else {
-        return Err(wrong_type("tools".into(), "a list", &tools));
-    };
-    let mut found = Vec::new();
-    for (index, tool) in list.into_iter().enumerate() {
-        let mut tool = Fields::object(format!("tools[{index}]"), tool)?;
-        if !matches!(tool.string("type")?.as_deref(), None | Some("custom")) {
-            unknown.push(tool.name("type"));
-            continue;
-        }
-        let function = json!({
-            "name": tool.take("name"),
-            "description": tool.take("description"),
-            "parameters": tool.take("input_schema"),
-        });
-        found.push(json!({ "type": "function", "function": function }));
-    }
-    Ok(found.into())
 }
 
 /// A block of an answer that is being streamed.

@@ -20,6 +20,7 @@ use super::gate::Visitor;
 use super::generation::{Part, Parts, blocking, collect, submit};
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::{conversation, prediction};
+use super::names::Names;
 use super::parameters::{MAX_TOP_LOGPROBS, Parameters};
 use super::reply::{Api, Reply};
 use super::responses::Answer;
@@ -36,7 +37,14 @@ pub async fn chat(
         fields,
     }: Input,
 ) -> Result<Response, ApiError> {
-    answer_chat(&app, &visitor, fields, Vec::new(), Shape::OpenAi).await
+    let mut names = Names::default();
+    names.add_max_tokens(fields.has("max_completion_tokens"));
+    let conversation = Conversation {
+        fields,
+        unknown: Vec::new(),
+        names,
+    };
+    conversation.answer(&app, &visitor, Shape::OpenAi).await
 }
 
 /// The form of an answer.
@@ -49,17 +57,52 @@ pub enum Shape {
     Response,
 }
 
-/// Answers a conversation. `unknown` are fields that were not understood so far.
-pub async fn answer_chat(
-    app: &Arc<App>,
+/// A request that is read as one for a chat.
+pub struct Conversation {
+    pub fields: Fields,
+    /// What was not understood so far, by the client's names.
+    pub unknown: Vec<String>,
+    /// The client's names of what is in `fields`.
+    pub names: Names,
+}
+
+impl Conversation {
+    /// Answers it. Errors and unknown fields have the client's names.
+    pub async fn answer(
+        self,
+        app: &Arc<App>,
+        visitor: &Visitor,
+        shape: Shape,
+    ) -> Result<Response, ApiError> {
+        let Self {
+            fields,
+            mut unknown,
+            names,
+        } = self;
+        let restore = |error| names.restore(error);
+        let mut found = Vec::new();
+        let asked = read_chat(app, visitor, fields, &mut found).map_err(restore)?;
+        let (mut asked, tools) = asked;
+        unknown.extend(found.iter().map(|name| names.original(name)));
+        asked.ignored = check_unknown(app, unknown)?;
+        asked.shape = shape;
+        let rule = asked.parameters.rule.take();
+        let rule = chat_rule(app, visitor, rule, &tools).await;
+        asked.parameters.request.constraint = rule.map_err(restore)?;
+        asked.answer(app, visitor).await.map_err(restore)
+    }
+}
+
+/// Reads the fields of a chat. Names of unknown ones are appended to `unknown`.
+fn read_chat(
+    app: &App,
     visitor: &Visitor,
     mut fields: Fields,
-    mut unknown: Vec<String>,
-    shape: Shape,
-) -> Result<Response, ApiError> {
-    let mut parameters = Parameters::read(&mut fields, app, &visitor.caller, 1)?;
-    let (prompt, tools) = conversation(app, &mut fields, &mut unknown)?;
-    parameters.request.prediction = prediction(&mut fields, &mut unknown)?;
+    unknown: &mut Vec<String>,
+) -> Result<(Asked, Tools), ApiError> {
+    let mut parameters = Parameters::read(&mut fields, app, &visitor.caller, 1, unknown)?;
+    let (prompt, tools) = conversation(app, &mut fields, unknown)?;
+    parameters.request.prediction = prediction(&mut fields, unknown)?;
     let format = (tools.choice != Choice::None).then_some(app.format);
     parameters.request.show_special = format.is_some_and(Format::has_control_marker);
     let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
@@ -69,19 +112,17 @@ pub async fn answer_chat(
         let message = "top_logprobs is allowed only with logprobs: true";
         return Err(ApiError::invalid("top_logprobs", message));
     }
-    unknown.extend(fields.unknown());
-    let ignored = check_unknown(app, unknown)?;
-    parameters.request.constraint = chat_rule(app, visitor, parameters.rule.take(), &tools).await?;
+    fields.end(unknown);
     let asked = Asked {
         api: Api::Chat,
-        shape,
+        shape: Shape::OpenAi,
         parameters,
         prompt: Prompt::Chat(prompt),
         format,
         echo: false,
-        ignored,
+        ignored: None,
     };
-    asked.answer(app, visitor).await
+    Ok((asked, tools))
 }
 
 /// `POST /v1/completions`.
@@ -89,10 +130,22 @@ pub async fn completions(
     Input {
         app,
         visitor,
-        mut fields,
+        fields,
     }: Input,
 ) -> Result<Response, ApiError> {
-    let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller, 0)?;
+    let mut names = Names::new(&[("messages", "prompt")]);
+    names.add_max_tokens(fields.has("max_completion_tokens"));
+    let answer = complete(&app, &visitor, fields).await;
+    answer.map_err(|error| names.restore(error))
+}
+
+async fn complete(
+    app: &Arc<App>,
+    visitor: &Visitor,
+    mut fields: Fields,
+) -> Result<Response, ApiError> {
+    let mut unknown = Vec::new();
+    let mut parameters = Parameters::read(&mut fields, app, &visitor.caller, 0, &mut unknown)?;
     let prompt = prompt(&mut fields)?;
     fields.refuse(&["prediction", "tools"])?;
     fields.skip(&["parallel_tool_calls"]);
@@ -104,7 +157,7 @@ pub async fn completions(
         return Err(ApiError::unsupported("echo", message));
     }
     if let Some(top) = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)? {
-        parameters.report_logprobs(&app, "logprobs", top)?;
+        parameters.report_logprobs(app, "logprobs", top)?;
         if echo && !app.service.limits().token_logprobs {
             let message = "this engine returns no log probabilities of prompts (echo: true)";
             return Err(ApiError::unsupported("echo", message));
@@ -116,13 +169,14 @@ pub async fn completions(
         .request
         .max_tokens
         .get_or_insert(DEFAULT_MAX_TOKENS);
-    let ignored = check_unknown(&app, fields.unknown())?;
+    fields.end(&mut unknown);
+    let ignored = check_unknown(app, unknown)?;
     if let Some(rule) = parameters.rule.take() {
-        let rule = compiled(&app, &visitor, rule, "response_format");
+        let rule = compiled(app, visitor, rule, "response_format");
         parameters.request.constraint = Some(rule.await??);
     }
     let prompt = match suffix {
-        Some(suffix) => infill(&app, prompt, suffix).await?,
+        Some(suffix) => infill(app, prompt, suffix).await?,
         None => prompt,
     };
     let asked = Asked {
@@ -134,7 +188,7 @@ pub async fn completions(
         echo,
         ignored,
     };
-    asked.answer(&app, &visitor).await
+    asked.answer(app, visitor).await
 }
 
 /// What OpenAI's documentation states for text completions.

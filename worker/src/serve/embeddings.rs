@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -18,6 +17,7 @@ use super::fields::{Fields, tokens, wrong_type};
 use super::gate::Visitor;
 use super::generation::{PROMPT_TOKEN_BYTES, Parts, accept, blocking, collect};
 use super::input::{Input, check_unknown, with_ignored};
+use super::names::Names;
 use super::parameters::{HARMLESS, check_model, order};
 use super::routes::json_body;
 
@@ -119,18 +119,24 @@ impl Asked {
         inputs: Vec<Prompt>,
     ) -> Result<String, ApiError> {
         let param = self.param;
-        let named = move |index, error: ApiError| match error.status {
-            StatusCode::BAD_REQUEST => error.with_param(param(index)),
-            _ => error,
-        };
+        let named = move |index, error| Names::new(&[("messages", &param(index))]).restore(error);
         let now = || app.service.clock().now();
         let end = self.request.deadline.map(|deadline| now() + deadline);
         let inputs: Vec<Vec<Token>> = blocking({
             let app = Arc::clone(app);
             move || {
                 let inputs = inputs.iter().enumerate();
-                let encode =
-                    |(index, input)| app.encode(input).map_err(|error| named(index, error));
+                let encode = |(index, input)| {
+                    let tokens = app.encode(input).map_err(|error| named(index, error))?;
+                    match tokens.is_empty() {
+                        true => {
+                            let name = param(index);
+                            let message = format!("{name} has no tokens");
+                            Err(ApiError::invalid(name, message))
+                        }
+                        false => Ok(tokens),
+                    }
+                };
                 inputs.map(encode).collect()
             }
         })

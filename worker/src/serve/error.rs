@@ -71,18 +71,31 @@ impl ApiError {
         self
     }
 
+    /// The same error about a field that the client knows by another name.
+    pub fn renamed(mut self, name: String) -> Self {
+        if let Some(old) = self.param.replace(name.clone())
+            && old != name
+        {
+            self.message = self.message.replacen(&old, &name, 1);
+        }
+        self
+    }
+
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// An error of the service. `stats` say when to try again.
+    /// An error of the service, with the names of fields that chats have. `stats` say when to try again.
     pub fn from_service(error: &service::Error, stats: &Stats) -> Self {
         use service::Error as E;
         let message = error.to_string();
         match error {
-            E::Invalid { field, .. } => Self::invalid(wire_name(field), message),
-            E::Prompt(_) => Self::invalid("messages", message),
+            E::Invalid { field, message } => {
+                let name = wire_name(field);
+                Self::invalid(name, format!("{name}: {message}"))
+            }
+            E::Prompt(error) => Self::invalid("messages", format!("messages: {error}")),
             E::TooLong {
                 prompt_tokens,
                 max_tokens,
@@ -91,7 +104,10 @@ impl ApiError {
             E::Constraint(_) => Self::invalid("response_format", message),
             E::RuleTooSlow => Self::new(StatusCode::BAD_REQUEST, error.as_str(), message)
                 .with_param("response_format"),
-            E::NoTokenAllowed => Self::invalid("logit_bias", message),
+            E::NoTokenAllowed => {
+                let message = "logit_bias leaves no token that may be sampled";
+                Self::invalid("logit_bias", message)
+            }
             E::Deadline => Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message),
             E::ReceiverBehind(_) => {
                 Self::new(StatusCode::REQUEST_TIMEOUT, "receiver_behind", message)
@@ -108,7 +124,12 @@ impl ApiError {
         }
     }
 
+    /// The prompt does not fit, or there is too little room behind it.
     pub fn too_long(prompt_tokens: u32, max_tokens: u32, limit: u32) -> Self {
+        let param = match prompt_tokens > limit {
+            true => "messages",
+            false => "max_completion_tokens",
+        };
         Self::new(
             StatusCode::BAD_REQUEST,
             "context_length_exceeded",
@@ -117,7 +138,7 @@ impl ApiError {
                  tokens in the prompt and asks for {max_tokens} more"
             ),
         )
-        .with_param("messages")
+        .with_param(param)
     }
 
     /// The body: also what a stream sends if it fails late.
@@ -163,14 +184,17 @@ impl ApiError {
     }
 }
 
-/// The name of a service's field in requests.
+/// The name of a service's field in the requests of chats.
 fn wire_name(field: &str) -> &str {
-    match field.strip_prefix("sampling.").unwrap_or(field) {
+    match field {
+        "prompt" => "messages",
         "choices" => "n",
         "max_tokens" => "max_completion_tokens",
         "ignore_end" => "ignore_eos",
         "stop_tokens" => "stop_token_ids",
         "bias" => "logit_bias",
+        "constraint" => "response_format",
+        "prompt_logprobs" => "logprobs",
         "deadline" => "deadline_ms",
         other => other,
     }

@@ -19,6 +19,7 @@ use super::fields::Fields;
 use super::generation::{Part, Parts, submit};
 use super::input::{Input, ShortInput, check_unknown, with_ignored};
 use super::keys::Caller;
+use super::names::Names;
 use super::parameters::Parameters;
 use super::routes::json_response;
 use super::sse::{Wire, stream, write_named};
@@ -119,10 +120,16 @@ pub async fn execute(
         *response.status_mut() = StatusCode::BAD_REQUEST;
         return Ok(response);
     };
-    let unknown = checks.fields.keys().cloned().collect();
+    let mut unknown = checks.fields.keys().cloned().collect();
+    let mut fields = Fields::from_map(chat);
+    let parameters = Parameters::read(&mut fields, &app, &visitor.caller, 1, &mut unknown)?;
     let ignored = check_unknown(&app, unknown)?;
-    let parameters = Parameters::read(&mut Fields::from_map(chat), &app, &visitor.caller, 1)?;
-    let accepted = submit(&app, &visitor, parameters.request, Prompt::Text(prompt)).await?;
+    let names = Names::new(&[
+        ("messages", "prompt"),
+        ("max_completion_tokens", "max_tokens"),
+    ]);
+    let accepted = submit(&app, &visitor, parameters.request, Prompt::Text(prompt)).await;
+    let accepted = accepted.map_err(|error| names.restore(error))?;
     listed.begin(accepted.canceller());
     let execution = Execution {
         app: Arc::clone(&app),
@@ -403,11 +410,7 @@ fn write_error(code: &str, message: &str, out: &mut Vec<u8>) {
 pub fn replace_body(error: &ApiError, response: &mut Response) {
     let body = match error.status {
         StatusCode::BAD_REQUEST => {
-            let field = match error.param() {
-                Some("messages") | None => "prompt",
-                Some("max_completion_tokens") => "max_tokens",
-                Some(field) => field,
-            };
+            let field = error.param().unwrap_or("prompt");
             let constraint = error.code();
             json!({ "errors": [{ "field": field, "constraint": constraint, "message": error.message() }] })
         }

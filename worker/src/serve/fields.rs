@@ -197,6 +197,11 @@ impl Fields {
         }
     }
 
+    /// Appends the names of the fields that nobody has read, for an object inside of a request whose reading ends.
+    pub fn end(self, unknown: &mut Vec<String>) {
+        unknown.extend(self.unknown());
+    }
+
     /// Names of the fields that nobody has read, sorted.
     pub fn unknown(&self) -> Vec<String> {
         let mut names: Vec<_> = self.map.keys().map(|field| self.name(field)).collect();

@@ -65,8 +65,8 @@ pub fn prediction(fields: &mut Fields, unknown: &mut Vec<String>) -> Result<Stri
         return Ok(String::new());
     };
     prediction.only("type", &[json!("content")])?;
-    let text = content(&mut prediction)?;
-    unknown.extend(prediction.unknown());
+    let text = content(&mut prediction, unknown)?;
+    prediction.end(unknown);
     Ok(text)
 }
 
@@ -93,19 +93,21 @@ fn message(
         }
     };
     fields.refuse(&["audio", "function_call"])?;
-    fields.skip(&["refusal", "annotations"]);
     let calls = match role.as_str() {
-        "assistant" => history.calls(&mut fields)?,
+        "assistant" => history.calls(&mut fields, unknown)?,
         _ => None,
     };
-    // A message that is calls has no text of its own.
-    let content = match calls.is_some() && !fields.has("content") {
+    // An answer that is calls, a refusal or reasoning may have no text.
+    let is_other = calls.is_some()
+        || role == "assistant" && (fields.has("refusal") || fields.has("reasoning_content"));
+    let content = match is_other && !fields.has("content") {
         true => {
             fields.skip(&["content"]);
             String::new()
         }
-        false => content(&mut fields)?,
+        false => content(&mut fields, unknown)?,
     };
+    fields.skip(&["refusal", "annotations", "cache_control"]);
     let mut message = json!({ "role": role, "content": content });
     if role == "tool" {
         let (id, name) = history.answered(&mut fields)?;
@@ -120,12 +122,12 @@ fn message(
             message[name] = text.into();
         }
     }
-    unknown.extend(fields.unknown());
+    fields.end(unknown);
     Ok(message)
 }
 
 /// A string, or parts of text, which are joined by line ends.
-fn content(fields: &mut Fields) -> Result<String> {
+fn content(fields: &mut Fields, unknown: &mut Vec<String>) -> Result<String> {
     let name = fields.name("content");
     let parts = match fields.required("content")? {
         Value::String(text) => return Ok(text),
@@ -139,10 +141,13 @@ fn content(fields: &mut Fields) -> Result<String> {
             let message = format!("content of the type '{kind}' is not supported by this server");
             return Err(ApiError::unsupported(part.name("type"), message));
         }
-        match part.required("text")? {
-            Value::String(text) => Ok(text),
-            other => Err(wrong_type(part.name("text"), "a string", &other)),
-        }
+        let text = match part.required("text")? {
+            Value::String(text) => text,
+            other => return Err(wrong_type(part.name("text"), "a string", &other)),
+        };
+        part.skip(&["annotations", "cache_control", "logprobs"]);
+        part.end(unknown);
+        Ok(text)
     });
     Ok(texts.collect::<Result<Vec<_>>>()?.join("\n"))
 }

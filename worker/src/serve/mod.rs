@@ -53,6 +53,7 @@ mod log;
 mod messages;
 mod metrics;
 mod models;
+mod names;
 mod openapi;
 mod page;
 mod parameters;

@@ -520,6 +520,7 @@ fn responses_fields() -> Vec<Field> {
         ("parallel_tool_calls", boolean()),
         ("truncation", json!({ "const": "disabled" })),
         ("top_logprobs", json!({ "const": 0 })),
+        ("stream_options", object(&[])),
         ("chat_template_kwargs", object(&[])),
     ];
     let shared = ["temperature", "top_p", "top_k", "min_p", "seed"];

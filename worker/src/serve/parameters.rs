@@ -110,16 +110,18 @@ const UNSUPPORTED: [&str; 16] = [
 
 impl Parameters {
     /// Reads the common fields; `Prompt` and `logprobs` are read by the caller. `max_tokens` is at least `least_tokens`.
+    /// Names of unknown fields of objects are appended to `unknown`.
     pub fn read(
         fields: &mut Fields,
         app: &App,
         caller: &Caller,
         least_tokens: u64,
+        unknown: &mut Vec<String>,
     ) -> Result<Self> {
         check_model(fields, app)?;
         fields.skip(&HARMLESS);
         fields.refuse(&UNSUPPORTED)?;
-        let rule = response_format(fields)?;
+        let rule = response_format(fields, unknown)?;
         fields.only("modalities", &[json!(["text"])])?;
         let mut request = Request::new(Prompt::Tokens(Vec::new()));
         request.sampling = sampling(fields, app)?;
@@ -142,7 +144,7 @@ impl Parameters {
             request,
             choices,
             stream,
-            include_usage: include_usage(fields, stream)?,
+            include_usage: include_usage(fields, stream, unknown)?,
             logprobs: None,
             return_token_ids: fields.boolean("return_token_ids")?,
             rule,
@@ -304,7 +306,7 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>> {
         .collect()
 }
 
-fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool> {
+fn include_usage(fields: &mut Fields, stream: bool, unknown: &mut Vec<String>) -> Result<bool> {
     let Some(mut options) = fields.take_object("stream_options")? else {
         return Ok(false);
     };
@@ -313,5 +315,7 @@ fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool> {
         return Err(ApiError::invalid("stream_options", message));
     }
     options.skip(&["include_obfuscation"]);
-    options.boolean("include_usage")
+    let include_usage = options.boolean("include_usage")?;
+    options.end(unknown);
+    Ok(include_usage)
 }

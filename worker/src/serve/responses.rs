@@ -8,20 +8,22 @@ use worker_cuda::generate::FinishReason;
 use worker_cuda::generate::service::Usage;
 
 use super::app::{App, unix_seconds};
-use super::completions::{Shape, answer_chat};
+use super::completions::{Conversation, Shape};
 use super::error::ApiError;
 use super::fields::{Fields, wrong_type};
 use super::generation::Part;
 use super::input::Input;
+use super::names::Names;
 use super::sse::{Wire, write_named};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// `POST /v1/responses`.
 pub async fn responses(input: Input) -> Result<Response> {
-    let mut unknown = Vec::new();
-    let fields = chat_fields(input.fields, &mut unknown)?;
-    answer_chat(&input.app, &input.visitor, fields, unknown, Shape::Response).await
+    let conversation = as_chat(input.fields)?;
+    conversation
+        .answer(&input.app, &input.visitor, Shape::Response)
+        .await
 }
 
 /// Fields that chats have under the same name.
@@ -41,7 +43,7 @@ const SHARED: [&str; 12] = [
 ];
 
 /// Fields that change nothing here.
-pub const HARMLESS: [&str; 12] = [
+pub const HARMLESS: [&str; 11] = [
     "client_metadata",
     "include",
     "max_tool_calls",
@@ -52,16 +54,23 @@ pub const HARMLESS: [&str; 12] = [
     "safety_identifier",
     "service_tier",
     "store",
-    "stream_options",
     "user",
 ];
 
 /// The same request as one for a chat.
-fn chat_fields(mut fields: Fields, unknown: &mut Vec<String>) -> Result<Fields> {
-    let mut chat = Map::new();
+fn as_chat(mut fields: Fields) -> Result<Conversation> {
+    let mut chat = Chat {
+        names: Names::new(&[
+            ("max_completion_tokens", "max_output_tokens"),
+            ("messages", "input"),
+            ("response_format", "text.format"),
+            ("reasoning_effort", "reasoning.effort"),
+        ]),
+        ..Chat::default()
+    };
     for name in SHARED {
         if let Some(value) = fields.take(name) {
-            chat.insert(name.into(), value);
+            chat.fields.insert(name.into(), value);
         }
     }
     fields.skip(&HARMLESS);
@@ -73,94 +82,182 @@ fn chat_fields(mut fields: Fields, unknown: &mut Vec<String>) -> Result<Fields> 
     ])?;
     fields.only("truncation", &[json!("disabled")])?;
     fields.only("top_logprobs", &[json!(0)])?;
-    if let Some(count) = fields.take("max_output_tokens") {
-        chat.insert("max_completion_tokens".into(), count);
+    if let Some(mut options) = fields.take_object("stream_options")? {
+        options.skip(&["include_obfuscation"]);
+        options.end(&mut chat.unknown);
     }
-    let mut messages = Vec::new();
+    if let Some(count) = fields.take("max_output_tokens") {
+        chat.fields.insert("max_completion_tokens".into(), count);
+    }
     if let Some(text) = fields.string("instructions")? {
-        messages.push(json!({ "role": "system", "content": text }));
+        let message = json!({ "role": "system", "content": text });
+        chat.push("instructions", message);
     }
     match fields.required("input")? {
-        Value::String(text) => messages.push(json!({ "role": "user", "content": text })),
+        Value::String(text) => chat.push("input", json!({ "role": "user", "content": text })),
         Value::Array(items) => {
             for (index, value) in items.into_iter().enumerate() {
-                item(format!("input[{index}]"), value, &mut messages)?;
+                chat.item(format!("input[{index}]"), value)?;
             }
         }
         other => return Err(wrong_type("input".into(), "a string or a list", &other)),
     }
-    chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.take("tools") {
-        let tools = functions(tools, unknown)?;
+        chat.tools(tools)?;
         if let Some(choice) = fields.take("tool_choice") {
-            chat.insert("tool_choice".into(), choice);
+            if choice.get("function").is_none() {
+                chat.names.add("tool_choice.function", "tool_choice");
+            }
+            chat.fields.insert("tool_choice".into(), choice);
         }
-        chat.insert("tools".into(), tools);
     }
     fields.only("tool_choice", &[json!("none"), json!("auto")])?;
     if let Some(mut text) = fields.take_object("text")? {
         text.skip(&["verbosity"]);
         if let Some(format) = text.take("format") {
-            chat.insert("response_format".into(), format);
+            chat.fields.insert("response_format".into(), format);
         }
-        unknown.extend(text.unknown());
+        text.end(&mut chat.unknown);
     }
     if let Some(mut reasoning) = fields.take_object("reasoning")? {
         reasoning.skip(&["summary", "generate_summary"]);
         if let Some(effort) = reasoning.take("effort") {
-            chat.insert("reasoning_effort".into(), effort);
+            chat.fields.insert("reasoning_effort".into(), effort);
         }
-        unknown.extend(reasoning.unknown());
+        reasoning.end(&mut chat.unknown);
     }
-    unknown.extend(fields.unknown());
-    Ok(Fields::from_map(chat))
+    fields.end(&mut chat.unknown);
+    chat.fields.insert("messages".into(), chat.messages.into());
+    Ok(Conversation {
+        fields: Fields::from_map(chat.fields),
+        unknown: chat.unknown,
+        names: chat.names,
+    })
 }
 
-/// Appends what one item says. Ids and states of items are not needed.
-fn item(path: String, value: Value, out: &mut Vec<Value>) -> Result<()> {
-    let mut item = Fields::object(path, value)?;
-    let kind = item.string("type")?;
-    match kind.as_deref() {
-        None | Some("message") => {
-            let role = item.required("role")?;
-            let content = content(&mut item)?;
-            out.push(json!({ "role": role, "content": content }));
-        }
-        Some("function_call") => {
-            let id = item.required("call_id")?;
-            let function = json!({
-                "name": item.required("name")?,
-                "arguments": item.required("arguments")?,
-            });
-            let call = json!({ "id": id, "type": "function", "function": function });
-            // Calls that follow each other, or a text, are one message.
-            match out.last_mut().filter(|last| last["role"] == "assistant") {
-                Some(last) => match last["tool_calls"].as_array_mut() {
-                    Some(calls) => calls.push(call),
-                    None => last["tool_calls"] = json!([call]),
-                },
-                None => out.push(json!({
-                    "role": "assistant", "content": "", "tool_calls": [call],
-                })),
+/// The chat that a request becomes.
+#[derive(Default)]
+struct Chat {
+    fields: Map<String, Value>,
+    messages: Vec<Value>,
+    /// By the client's names.
+    unknown: Vec<String>,
+    names: Names,
+}
+
+impl Chat {
+    /// Appends a message, which is the client's item with this name.
+    fn push(&mut self, original: &str, message: Value) {
+        self.names.add(self.next_message(), original);
+        self.messages.push(message);
+    }
+
+    /// The name of the next message.
+    fn next_message(&self) -> String {
+        format!("messages[{}]", self.messages.len())
+    }
+
+    /// Appends what one item says. Ids and states of items are not needed.
+    fn item(&mut self, path: String, value: Value) -> Result<()> {
+        let mut item = Fields::object(path.clone(), value)?;
+        let kind = item.string("type")?;
+        item.skip(&["id", "status"]);
+        match kind.as_deref() {
+            None | Some("message") => {
+                let role = item.required("role")?;
+                let content = content(&mut item)?;
+                item.skip(&["phase"]);
+                self.push(&path, json!({ "role": role, "content": content }));
+            }
+            Some("function_call") => {
+                let call = json!({
+                    "id": item.required("call_id")?,
+                    "type": "function",
+                    "function": {
+                        "name": item.required("name")?,
+                        "arguments": item.required("arguments")?,
+                    },
+                });
+                self.call(&path, call);
+            }
+            Some("function_call_output") => {
+                let id = item.required("call_id")?;
+                let name = item.name("output");
+                let output = match item.required("output")? {
+                    Value::String(text) => text.into(),
+                    list => parts(&name, list)?,
+                };
+                let message = self.next_message();
+                let id_name = format!("{message}.tool_call_id");
+                self.names.add(id_name, item.name("call_id"));
+                self.names.add(format!("{message}.content"), name);
+                self.push(
+                    &path,
+                    json!({ "role": "tool", "tool_call_id": id, "content": output }),
+                );
+            }
+            // Reasoning belongs to the answer that it led to.
+            Some("reasoning") => item.skip(&["summary", "content", "encrypted_content"]),
+            Some(other) => {
+                let message =
+                    format!("items of the type '{other}' are not supported by this server");
+                return Err(ApiError::unsupported(item.name("type"), message));
             }
         }
-        Some("function_call_output") => {
-            let id = item.required("call_id")?;
-            let name = item.name("output");
-            let output = match item.required("output")? {
-                Value::String(text) => text.into(),
-                list => parts(&name, list)?,
-            };
-            out.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
-        }
-        // Reasoning belongs to the answer that it led to.
-        Some("reasoning") => {}
-        Some(other) => {
-            let message = format!("items of the type '{other}' are not supported by this server");
-            return Err(ApiError::unsupported(item.name("type"), message));
-        }
+        item.end(&mut self.unknown);
+        Ok(())
     }
-    Ok(())
+
+    /// Calls that follow each other, or a text, are one message.
+    fn call(&mut self, path: &str, call: Value) {
+        let is_assistant = |last: &Value| last["role"] == "assistant";
+        if !self.messages.last().is_some_and(is_assistant) {
+            self.push(path, json!({ "role": "assistant", "content": "" }));
+        }
+        let at = self.messages.len() - 1;
+        let calls = &mut self.messages[at]["tool_calls"];
+        if calls.is_null() {
+            *calls = json!([]);
+        }
+        let Some(calls) = calls.as_array_mut() else {
+            return;
+        };
+        let name = format!("messages[{at}].tool_calls[{}]", calls.len());
+        calls.push(call);
+        self.names
+            .add(format!("{name}.id"), format!("{path}.call_id"));
+        self.names.add(format!("{name}.function"), path);
+        self.names.add(name, path);
+    }
+
+    /// Functions that the client runs; other tools are those of OpenAI's own servers, which are not here.
+    fn tools(&mut self, tools: Value) -> Result<()> {
+        let Value::Array(list) = tools else {
+            return Err(wrong_type("tools".into(), "a list", &tools));
+        };
+        let mut found: Vec<Value> = Vec::new();
+        for (index, tool) in list.into_iter().enumerate() {
+            let path = format!("tools[{index}]");
+            let mut tool = Fields::object(path.clone(), tool)?;
+            if tool.string("type")?.as_deref() != Some("function") {
+                self.unknown.push(tool.name("type"));
+                continue;
+            }
+            let function = json!({
+                "name": tool.take("name"),
+                "description": tool.take("description"),
+                "parameters": tool.take("parameters"),
+            });
+            tool.skip(&["strict"]);
+            tool.end(&mut self.unknown);
+            let name = format!("tools[{}]", found.len());
+            self.names.add(format!("{name}.function"), path.as_str());
+            self.names.add(name, path);
+            found.push(json!({ "type": "function", "function": function }));
+        }
+        self.fields.insert("tools".into(), found.into());
+        Ok(())
+    }
 }
 
 fn content(item: &mut Fields) -> Result<Value> {
@@ -183,27 +280,6 @@ fn parts(name: &str, list: Value) -> Result<Value> {
         part
     });
     Ok(parts.collect())
-}
-
-/// Functions that the client runs; other tools are those of OpenAI's own servers, which are not here.
-fn functions(tools: Value, unknown: &mut Vec<String>) -> Result<Value> {
-    let Value::Array(list) = tools else {
-        return Err(wrong_type("tools".into(), "a list", &tools));
-    };
-    let mut found = Vec::new();
-    for (index, tool) in list.into_iter().enumerate() {
-        let mut tool = Fields::object(format!("tools[{index}]"), tool)?;
-        if tool.string("type")?.as_deref() != Some("function") {
-            unknown.push(tool.name("type"));
-            continue;
-        }
-        found.push(json!({ "type": "function", "function": {
-            "name": tool.take("name"),
-            "description": tool.take("description"),
-            "parameters": tool.take("parameters"),
-        } }));
-    }
-    Ok(found.into())
 }
 
 /// What an item of an answer is.

@@ -28,6 +28,7 @@ use super::generation::blocking;
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
 use super::models::{ModelName, load, unload};
+use super::names::Names;
 use super::openapi::document;
 use super::page;
 use super::parameters::check_model;
@@ -110,7 +111,9 @@ async fn tokenize(
         app, mut fields, ..
     }: Input,
 ) -> Answer {
-    let text = fields.string("content")?.or(fields.string("prompt")?);
+    let content = fields.string("content")?;
+    let field = content.as_ref().map_or("prompt", |_| "content");
+    let text = content.or(fields.string("prompt")?);
     let options = EncodeOptions {
         add_special: fields.boolean("add_special")?,
         parse_special: fields.boolean("parse_special")?,
@@ -127,13 +130,17 @@ async fn tokenize(
     };
     unknown.extend(fields.unknown());
     let ignored = check_unknown(&app, unknown)?;
-    app.check_text(&prompt)?;
+    if let Prompt::Text(_) = &prompt {
+        let names = Names::new(&[("messages", field)]);
+        let checked = app.check_text(&prompt);
+        checked.map_err(|error| names.restore(error))?;
+    }
     let answer = blocking(move || {
         let tokens = match &prompt {
             Prompt::Text(text) => app
                 .tokenizer()?
                 .encode(text, options)
-                .map_err(|error| ApiError::invalid("content", error.to_string()))?,
+                .map_err(|error| ApiError::invalid(field, error.to_string()))?,
             prompt => app.encode(prompt)?,
         };
         Ok(json_response(

@@ -261,7 +261,7 @@ impl Queue {
 }
 
 /// Reads `response_format`. None: the answer is free.
-pub fn response_format(fields: &mut Fields) -> Result<Option<Rule>> {
+pub fn response_format(fields: &mut Fields, unknown: &mut Vec<String>) -> Result<Option<Rule>> {
     let Some(mut format) = fields.take_object("response_format")? else {
         return Ok(None);
     };
@@ -269,28 +269,33 @@ pub fn response_format(fields: &mut Fields) -> Result<Option<Rule>> {
     let rule = match kind.as_str() {
         "text" => None,
         "json_object" => Some(Rule::JsonObject),
-        "json_schema" => Some(Rule::JsonSchema(schema(format)?)),
-        "grammar" => Some(grammar(format)?),
+        "json_schema" => Some(Rule::JsonSchema(schema(&mut format, unknown)?)),
+        "grammar" => Some(grammar(&mut format)?),
         _ => {
             let name = format.name("type");
             let message = format!("{name} must be text, json_object, json_schema or grammar");
             return Err(ApiError::invalid(name, message));
         }
     };
+    format.end(unknown);
     Ok(rule)
 }
 
 /// `{"json_schema":{"name","schema","strict"}}`, or without the object around, as the Responses API has it. Every
 /// schema is kept strictly, and a schema that cannot be is refused.
-fn schema(mut format: Fields) -> Result<Value> {
-    let mut inner = match format.take_object("json_schema")? {
-        Some(inner) => inner,
-        None => format,
+fn schema(format: &mut Fields, unknown: &mut Vec<String>) -> Result<Value> {
+    const HARMLESS: [&str; 3] = ["name", "description", "strict"];
+    let Some(mut inner) = format.take_object("json_schema")? else {
+        format.skip(&HARMLESS);
+        return format.required("schema");
     };
-    inner.required("schema")
+    inner.skip(&HARMLESS);
+    let schema = inner.required("schema")?;
+    inner.end(unknown);
+    Ok(schema)
 }
 
-fn grammar(mut format: Fields) -> Result<Rule> {
+fn grammar(format: &mut Fields) -> Result<Rule> {
     let place = format.name("definition");
     let Value::String(definition) = format.required("definition")? else {
         return Err(ApiError::invalid(

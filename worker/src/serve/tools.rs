@@ -48,17 +48,25 @@ impl Tools {
         let list: Vec<Value> = list
             .map(|(index, value)| definition(format!("tools[{index}]"), value, unknown))
             .collect::<Result<_>>()?;
+        let single = match fields.take("parallel_tool_calls") {
+            None => false,
+            Some(Value::Bool(parallel)) => !parallel,
+            Some(other) => {
+                let name = fields.name("parallel_tool_calls");
+                return Err(wrong_type(name, "true or false", &other));
+            }
+        };
         let mut tools = Self {
             choice: if list.is_empty() {
                 Choice::None
             } else {
                 Choice::Auto
             },
-            single: fields.take("parallel_tool_calls") == Some(false.into()),
+            single,
             list,
         };
         if let Some(choice) = fields.take("tool_choice") {
-            tools.choose(choice)?;
+            tools.choose(choice, unknown)?;
         }
         if tools.choice == Choice::None {
             tools.list.clear();
@@ -66,10 +74,10 @@ impl Tools {
         Ok(tools)
     }
 
-    fn choose(&mut self, choice: Value) -> Result<()> {
+    fn choose(&mut self, choice: Value, unknown: &mut Vec<String>) -> Result<()> {
         let word = match choice {
             Value::String(word) => word,
-            Value::Object(_) => return self.choose_named(choice),
+            Value::Object(_) => return self.choose_named(choice, unknown),
             other => {
                 let wanted = "a string or an object";
                 return Err(wrong_type("tool_choice".into(), wanted, &other));
@@ -89,37 +97,22 @@ impl Tools {
     }
 
     /// `{"type":"function","function":{"name"}}` or
-    /// `{"type":"allowed_tools","allowed_tools":{"mode","tools":[…]}}`.
-    fn choose_named(&mut self, choice: Value) -> Result<()> {
+    /// `{"type":"allowed_tools","allowed_tools":{"mode","tools":[…]}}`; in the Responses API without the object around
+    /// the last fields.
+    fn choose_named(&mut self, choice: Value, unknown: &mut Vec<String>) -> Result<()> {
         let mut choice = Fields::object("tool_choice".into(), choice)?;
         let names = match choice.string("type")?.as_deref() {
             Some("function") => {
                 (self.choice, self.single) = (Choice::Required, true);
-                vec![named(choice)?]
+                vec![named(choice, unknown)?]
             }
-            Some("allowed_tools") => {
-                let list = choice.required("allowed_tools")?;
-                let mut allowed = Fields::object("tool_choice.allowed_tools".into(), list)?;
-                self.choice = match allowed.string("mode")?.as_deref() {
-                    None | Some("auto") => Choice::Auto,
-                    Some("required") => Choice::Required,
-                    Some(other) => {
-                        let message = format!("mode must be auto or required, not {other:?}");
-                        let name = "tool_choice.allowed_tools.mode";
-                        return Err(ApiError::invalid(name, message));
-                    }
-                };
-                let name = allowed.name("tools");
-                let Value::Array(list) = allowed.required("tools")? else {
-                    return Err(ApiError::invalid(
-                        name.clone(),
-                        format!("{name} must be a list"),
-                    ));
-                };
-                let list = list.into_iter();
-                list.map(|tool| named(Fields::object(name.clone(), tool)?))
-                    .collect::<Result<_>>()?
-            }
+            Some("allowed_tools") => match choice.take_object("allowed_tools")? {
+                Some(allowed) => {
+                    choice.end(unknown);
+                    self.allowed(allowed, unknown)?
+                }
+                None => self.allowed(choice, unknown)?,
+            },
             _ => {
                 let message = "tool_choice.type must be function or allowed_tools";
                 return Err(ApiError::invalid("tool_choice.type", message));
@@ -136,6 +129,35 @@ impl Tools {
         self.check_not_empty()
     }
 
+    /// `{"mode","tools":[…]}`. Returns the names of the functions.
+    fn allowed(&mut self, mut allowed: Fields, unknown: &mut Vec<String>) -> Result<Vec<String>> {
+        self.choice = match allowed.string("mode")?.as_deref() {
+            None | Some("auto") => Choice::Auto,
+            Some("required") => Choice::Required,
+            Some(other) => {
+                let name = allowed.name("mode");
+                let message = format!("{name} must be auto or required, not {other:?}");
+                return Err(ApiError::invalid(name, message));
+            }
+        };
+        let place = allowed.name("tools");
+        let list = match allowed.required("tools")? {
+            Value::Array(list) => list,
+            other => return Err(wrong_type(place, "a list", &other)),
+        };
+        allowed.end(unknown);
+        let mut names = Vec::new();
+        for (index, tool) in list.into_iter().enumerate() {
+            let mut tool = Fields::object(format!("{place}[{index}]"), tool)?;
+            match tool.string("type")?.as_deref() {
+                None | Some("function") => names.push(named(tool, unknown)?),
+                // One of OpenAI's own servers, which is not here.
+                Some(_) => unknown.push(tool.name("type")),
+            }
+        }
+        Ok(names)
+    }
+
     fn check_not_empty(&self) -> Result<()> {
         if self.list.is_empty() && self.choice != Choice::None {
             let message = "tool_choice requires tools";
@@ -150,15 +172,20 @@ pub fn tool_name(tool: &Value) -> &str {
 }
 
 /// `function.name` of a choice, or the plain `name` that the Responses API has.
-fn named(mut choice: Fields) -> Result<String> {
+fn named(mut choice: Fields, unknown: &mut Vec<String>) -> Result<String> {
     let place = choice.name("function.name");
     let mut function = match choice.take_object("function")? {
-        Some(function) => function,
+        Some(function) => {
+            choice.end(unknown);
+            function
+        }
         None => choice,
     };
-    function
+    let name = function
         .string("name")?
-        .ok_or_else(|| ApiError::invalid(place.clone(), format!("{place} is required")))
+        .ok_or_else(|| ApiError::invalid(place.clone(), format!("{place} is required")))?;
+    function.end(unknown);
+    Ok(name)
 }
 
 fn definition(path: String, value: Value, unknown: &mut Vec<String>) -> Result<Value> {
@@ -189,9 +216,10 @@ fn definition(path: String, value: Value, unknown: &mut Vec<String>) -> Result<V
         None => json!({ "type": "object", "properties": {} }),
     };
     definition.insert("parameters".into(), parameters);
-    function.skip(&["strict"]);
-    unknown.extend(function.unknown());
-    unknown.extend(tool.unknown());
+    function.skip(&["strict", "cache_control"]);
+    function.end(unknown);
+    tool.skip(&["cache_control"]);
+    tool.end(unknown);
     Ok(json!({ "type": "function", "function": definition }))
 }
 
@@ -201,7 +229,11 @@ pub struct History(Vec<(String, String)>);
 
 impl History {
     /// `tool_calls` of an assistant's message, as templates read them: the arguments are an object.
-    pub fn calls(&mut self, fields: &mut Fields) -> Result<Option<Value>> {
+    pub fn calls(
+        &mut self,
+        fields: &mut Fields,
+        unknown: &mut Vec<String>,
+    ) -> Result<Option<Value>> {
         let name = fields.name("tool_calls");
         let list = match fields.take("tool_calls") {
             None => return Ok(None),
@@ -210,12 +242,12 @@ impl History {
         };
         let calls = list.into_iter().enumerate();
         let calls: Vec<Value> = calls
-            .map(|(index, value)| self.call(format!("{name}[{index}]"), value))
+            .map(|(index, value)| self.call(format!("{name}[{index}]"), value, unknown))
             .collect::<Result<_>>()?;
         Ok((!calls.is_empty()).then(|| calls.into()))
     }
 
-    fn call(&mut self, path: String, value: Value) -> Result<Value> {
+    fn call(&mut self, path: String, value: Value, unknown: &mut Vec<String>) -> Result<Value> {
         let mut call = Fields::object(path, value)?;
         call.only("type", &[json!("function")])?;
         let id = call.string("id")?.unwrap_or_default();
@@ -242,6 +274,9 @@ impl History {
                 &arguments,
             ));
         }
+        function.end(unknown);
+        call.skip(&["index"]);
+        call.end(unknown);
         self.0.push((id.clone(), name.clone()));
         Ok(json!({
             "id": id,
