@@ -10,7 +10,8 @@ use worker_cuda::generate::service::*;
 use worker_cuda::generate::{self, FinishReason, Service, Session};
 use worker_cuda::scheduler::{Plan, Refusal, Salt};
 use worker_cuda::{
-    Backend, BackendInstance, ErrorKind, Gguf, KvType, LateRow, Model, Purpose, Sampling, Token,
+    Backend, BackendInstance, EngineOptions, ErrorKind, Gguf, KvType, LateRow, Model, Purpose,
+    Sampling, Token,
 };
 
 use models::{tiny, tiny_path};
@@ -732,7 +733,9 @@ fn the_pages_for_serving_depend_on_their_type() {
         .memory_budget(6 << 20);
     let model = Model::load(&builder.open().unwrap(), &gguf).unwrap();
     let plan = |kv_type| {
-        let options = ModelEngine::serving_options_with(&model, kv_type).unwrap();
+        let options =
+            ModelEngine::serving_options_with(&model, EngineOptions::new().kv_type(kv_type))
+                .unwrap();
         model.plan_engine(&options).unwrap()
     };
 
