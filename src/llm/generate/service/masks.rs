@@ -2,22 +2,20 @@
 //! computes the logits. A row whose mask is not there then is held, and planned again when it is.
 //!
 //! A [`Constraint`] may be a caller's. None of its code runs on the engine thread or under the lock of [`Core`], except
-//! for a [`Stopper`], and none of its panics ends more than its own request.
+//! for a [`Stopper`](super::Stopper), and none of its panics ends more than its own request.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 use std::time::Duration;
 
-use super::constraint::{Constrained, Constraint, ConstraintState, Gate, Next, Stopper};
+use super::constraint::{Constraint, ConstraintState, Gate, Next};
 use super::event::Error;
-use super::request::Request;
+use super::guide::{Ends, Guide, Input, Stop};
 use super::state::{Core, Shared};
 use super::turns::Turns;
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
-use crate::llm::text::Tokenizer;
 use crate::scheduler::{RequestId, RowOutcome};
 
 /// Steps that miss a row, one after another, before its mask ends the request.
@@ -28,195 +26,6 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// One that was begun, or that waits, for longer ends its request, also if no step missed the row.
 pub(super) const LATEST: Duration = Duration::from_secs(10);
-
-/// Time for the masks of a request, besides the mean time of each.
-const FIRST_MASK_TIME: Duration = Duration::from_secs(1);
-
-/// How a choice follows its rule.
-pub(super) struct Guide {
-    constrained: Constrained,
-    tokenizer: Option<Arc<Tokenizer>>,
-    tenant: u32,
-    ends: Ends,
-    /// The token with which reasoning may begin in place of the rule.
-    opening: Option<Token>,
-    /// Tokens of the answer so far.
-    pub tokens: u32,
-    /// Searches the free text. None: the text follows the rule.
-    gate: Option<Gate>,
-    /// None before the first token of the rule, while a thread uses it, and in free text.
-    state: Option<Box<dyn ConstraintState>>,
-    stop: Arc<Stop>,
-    time_left: Arc<TimeLeft>,
-    /// How the next token is sampled. None in free text: as usual, except for a token that is drawn again.
-    pub sampling: Option<Arc<Sampling>>,
-    /// A token with which the rule may begin, though it has more than the text before it.
-    accepted: Option<Token>,
-    /// Such tokens with which it may not begin.
-    refused: Vec<Token>,
-}
-
-/// Nanoseconds that the masks of a request may still take.
-pub(super) struct TimeLeft(AtomicI64);
-
-impl Default for TimeLeft {
-    fn default() -> Self {
-        Self(AtomicI64::new(nanoseconds(FIRST_MASK_TIME)))
-    }
-}
-
-impl TimeLeft {
-    /// Whether there is enough for a mask that took so long, with `mean` for each mask.
-    fn pays(&self, took: Duration, mean: Duration) -> bool {
-        let more = nanoseconds(mean).saturating_sub(nanoseconds(took));
-        // Only one thread at a time changes it: the one that has the lock of the core.
-        let left = self.0.load(Ordering::Relaxed).saturating_add(more);
-        self.0.store(left, Ordering::Relaxed);
-        left >= 0
-    }
-}
-
-fn nanoseconds(time: Duration) -> i64 {
-    time.as_nanos().try_into().unwrap_or(i64::MAX)
-}
-
-/// Stops a state that a thread computes with.
-#[derive(Default)]
-struct Stop(Mutex<(bool, Option<Stopper>)>);
-
-impl Stop {
-    /// Stops the state from now on.
-    fn set(&self) {
-        let mut stop = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stop.0 = true;
-        if let Some(stopper) = &stop.1 {
-            let _ = catch_unwind(AssertUnwindSafe(stopper));
-        }
-    }
-
-    /// Replaces what stops the state.
-    fn arm(&self, stopper: Option<Stopper>) {
-        let mut stop = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stop.1 = stopper;
-        let is_set = stop.0;
-        drop(stop);
-        if is_set {
-            self.set();
-        }
-    }
-}
-
-/// Tokens that end a text.
-#[derive(Clone)]
-struct Ends {
-    /// Of the model.
-    model: Arc<[Token]>,
-    /// Those that may come where the rule allows the end.
-    allowed: Arc<[Token]>,
-}
-
-/// What a token changes.
-pub(super) enum Turn {
-    /// Nothing: the text stays free.
-    Stay,
-    /// The text is free from now on.
-    Free,
-    /// A mask is needed.
-    Mask(Input),
-}
-
-/// What comes before the token that a mask is for.
-pub(super) enum Input {
-    Start,
-    Token(Token),
-    Text(Vec<u8>),
-    /// A token that comes again in free text if the rule may begin with this text, the end of the token.
-    Crossing(Token, Vec<u8>),
-}
-
-impl Guide {
-    pub fn new(
-        request: &Request,
-        constrained: &Constrained,
-        tokenizer: Option<&Arc<Tokenizer>>,
-        end_tokens: &[Token],
-        time_left: &Arc<TimeLeft>,
-    ) -> Self {
-        let model_ends = if request.ignore_end { &[] } else { end_tokens };
-        let gate = constrained.gate();
-        let opening = match (&constrained.reasoning, &gate) {
-            (Some(super::Reasoning::Possible(begin, _)), None) => {
-                tokenizer.and_then(|tokenizer| tokenizer.token_id(begin))
-            }
-            _ => None,
-        };
-        Self {
-            constrained: constrained.clone(),
-            tokenizer: tokenizer.cloned(),
-            tenant: request.tenant,
-            ends: Ends {
-                model: end_tokens.into(),
-                allowed: [model_ends, &request.stop_tokens].concat().into(),
-            },
-            opening,
-            tokens: 0,
-            gate,
-            state: None,
-            stop: Arc::default(),
-            time_left: time_left.clone(),
-            sampling: None,
-            accepted: None,
-            refused: Vec::new(),
-        }
-    }
-
-    /// Whether the first token needs a mask.
-    pub fn begins_bound(&self) -> bool {
-        self.gate.is_none()
-    }
-
-    /// The bytes of a token of free text.
-    fn bytes(&self, token: Token) -> Option<Vec<u8>> {
-        let tokenizer = self.gate.as_ref().and(self.tokenizer.as_ref())?;
-        Some(tokenizer.token_bytes(token)?.to_vec())
-    }
-
-    /// The end of a token of free text, if the rule begins inside of the token and it is not known whether it may.
-    fn crossing(&self, token: Token) -> Option<Vec<u8>> {
-        let mut gate = self.gate.clone()?;
-        let rest = gate.push(&self.bytes(token)?, &self.constrained)?;
-        let is_known = self.accepted == Some(token) || rest.trim_ascii_start().is_empty();
-        (!is_known).then_some(rest)
-    }
-
-    /// Takes a token of the answer.
-    pub fn take(&mut self, token: Token) -> Turn {
-        self.tokens += 1;
-        let opening = self.opening.take();
-        let bytes = self.bytes(token).unwrap_or_default();
-        if let Some(gate) = &mut self.gate {
-            self.accepted = None;
-            self.refused.clear();
-            let Some(rest) = gate.push(&bytes, &self.constrained) else {
-                return match self.sampling.take() {
-                    Some(_) => Turn::Free,
-                    None => Turn::Stay,
-                };
-            };
-            self.gate = None;
-            return Turn::Mask(Input::Text(rest));
-        }
-        if opening == Some(token) {
-            self.set_free(Gate::in_reasoning());
-            return Turn::Free;
-        }
-        Turn::Mask(Input::Token(token))
-    }
-
-    fn set_free(&mut self, gate: Gate) {
-        (self.gate, self.sampling) = (Some(gate), None);
-    }
-}
 
 /// A mask to compute.
 pub(super) struct MaskJob {

@@ -31,7 +31,7 @@ pub use crate::scheduler::PageSharing;
 
 use self::deliver::TextThread;
 use self::drafter::Drafter;
-use self::masks::{Guide, Input, TimeLeft};
+use self::guide::{Guide, Input, TimeLeft};
 use self::pooled::Pooled;
 use self::scored::Scored;
 use self::state::{Choice, Core, Shared};
@@ -51,6 +51,7 @@ mod deliver;
 mod drafter;
 mod engine;
 mod event;
+mod guide;
 mod masks;
 mod model_engine;
 mod pooled;
