@@ -455,7 +455,15 @@ fn drafts_change_no_event() {
     let mut greedy = Sampling::greedy();
     greedy.top_logprobs = 3;
     let mut accepted = [0, 0];
-    for sampling in [greedy, Sampling::with_temperature(1.0, 9), penalized] {
+    let mut masked = Sampling::with_temperature(0.8, 3);
+    masked.mask = vec![0x9249_2492, 0x5555_aaaa];
+    let samplings = [
+        greedy,
+        Sampling::with_temperature(1.0, 9),
+        penalized,
+        masked,
+    ];
+    for sampling in samplings {
         let mut request = Request::tokens(PROMPT).sampling(sampling);
         for max_tokens in [1, 2, 60] {
             request.max_tokens = Some(max_tokens);

@@ -1,5 +1,7 @@
 //! One step: takes rows of tokens and returns sampled tokens, probabilities and logits.
 
+use std::sync::Arc;
+
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::llm::engine::{OutputSize, Sequence, Token, TokenFeatures};
@@ -65,6 +67,16 @@ impl Sampling {
             seed,
             ..Self::default()
         }
+    }
+
+    /// The same for a row with so many drafts, all of whose tokens have the same mask.
+    pub(crate) fn with_drafts(self: &Arc<Self>, drafts: usize) -> Arc<Self> {
+        if self.mask.is_empty() || drafts == 0 {
+            return Arc::clone(self);
+        }
+        let mut sampling = Self::clone(self);
+        sampling.mask = self.mask.repeat(1 + drafts);
+        Arc::new(sampling)
     }
 }
 

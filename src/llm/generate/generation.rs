@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::stop::StopMatcher;
@@ -67,7 +68,7 @@ impl From<NotStarted> for Error {
 struct Course {
     detokenizer: Detokenizer,
     stop: StopMatcher,
-    sampling: Sampling,
+    sampling: Arc<Sampling>,
     max_tokens: usize,
     ignore_end: bool,
     cancel: CancelFlag,
@@ -219,10 +220,8 @@ impl Course {
             false => session.tokenizer.end_of_generation_ids().collect(),
         };
         let draft_limit = match session.draft {
-            Some(_) if request.sampling.mask.is_empty() => {
-                session.max_draft_tokens.min(Row::MAX_DRAFTS)
-            }
-            _ => 0,
+            Some(_) => session.max_draft_tokens.min(Row::MAX_DRAFTS),
+            None => 0,
         };
         let mut guesses = Guesses::NONE;
         if session
@@ -235,7 +234,7 @@ impl Course {
         Ok(Course {
             detokenizer: Detokenizer::new(session.tokenizer.clone(), DecodeOptions::default()),
             stop: StopMatcher::new(&request.stop),
-            sampling: request.sampling.clone(),
+            sampling: Arc::new(request.sampling.clone()),
             max_tokens: request
                 .max_tokens
                 .map_or(usize::MAX, |count| count as usize),
@@ -376,20 +375,21 @@ impl Course {
             }
             (Row::feed_sampled(sequence), 0, true)
         };
-        let row = if draws {
-            row.sample(&self.sampling)
-        } else {
-            row
-        };
         let submitted = clock.now();
-        let drafted = row.drafts(&self.drafts).stop_tokens(&self.stop_tokens);
-        let ticket = match engine.submit(&Step::new().row(drafted)) {
-            // Without drafts the row may fit.
-            Err(error) if error.is_retryable() && !self.drafts.is_empty() => {
-                self.drafts.clear();
-                engine.submit(&Step::new().row(row))?
+        let ticket = loop {
+            let sampling = self.sampling.with_drafts(self.drafts.len());
+            let drafted = row.drafts(&self.drafts).stop_tokens(&self.stop_tokens);
+            let drafted = match draws {
+                true => drafted.sample(&sampling),
+                false => drafted,
+            };
+            match engine.submit(&Step::new().row(drafted)) {
+                // Without drafts the row may fit.
+                Err(error) if error.is_retryable() && !self.drafts.is_empty() => {
+                    self.drafts.clear();
+                }
+                taken => break taken?,
             }
-            taken => taken?,
         };
         self.submitted_prompt += count;
         self.submitted_draws += usize::from(draws);

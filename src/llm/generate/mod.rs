@@ -155,7 +155,7 @@ impl Session {
 
     /// Lets later generations verify drafts, or not: with good drafts, several tokens come from one step. A step has
     /// at most [`EngineOptions::max_draft_tokens`] drafts, of which the default is none, and as many as promise the most
-    /// tokens per time, by what steps have taken so far. Requests with a mask have no drafts.
+    /// tokens per time, by what steps have taken so far.
     ///
     /// The tokens are those without drafts, greedy or sampled. On CUDA this holds exactly with
     /// [`EngineOptions::batch_invariant`]; otherwise logits may differ in their last bits.

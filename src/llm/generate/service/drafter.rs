@@ -45,8 +45,7 @@ impl Drafting {
         prompt: &[Token],
         prediction: &[Token],
     ) -> Vec<Drafter> {
-        let is_free = request.constraint.is_none() && request.sampling.mask.is_empty();
-        if !is_free || request.max_tokens == Some(0) {
+        if request.constraint.is_some() || request.max_tokens == Some(0) {
             return Vec::new();
         }
         let begin = || {

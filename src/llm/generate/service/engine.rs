@@ -130,7 +130,7 @@ pub struct ScoredRow {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SampledRow<'a> {
-    /// How. If the row is late, [`StepEngine::sample`] gives the mask.
+    /// How, with a mask for each token that it may sample. If the row is late, [`StepEngine::sample`] gives the mask.
     pub sampling: &'a Sampling,
     /// Tokens of the request's prompt.
     pub prompt_tokens: u32,

@@ -235,11 +235,17 @@ impl StepEngine for ScriptedEngine {
                     .answer
                     .get_or_insert_with(|| (self.script)(prompt, sampled.sampling.seed));
                 let drafts = plan.tokens(row.drafts);
+                let masks = match (row.is_late, sampled.sampling.mask.as_slice()) {
+                    (true, _) | (_, []) => &[],
+                    (_, masks) => masks,
+                };
+                let words = masks.len() / (1 + drafts.len());
                 let at = |offset: usize| {
                     let next = answer
                         .get(sampled.index as usize + offset)
                         .or(answer.last());
-                    next.copied().unwrap_or_default()
+                    let mask = &masks[offset * words..][..words];
+                    allowed(next.copied().unwrap_or_default(), mask)
                 };
                 let holds = (0..)
                     .zip(drafts)
@@ -248,10 +254,7 @@ impl StepEngine for ScriptedEngine {
                 held = (!drafts.is_empty()).then_some(count as u32);
                 let next = at(count);
                 sequence.tokens.extend_from_slice(&drafts[..count]);
-                token = Some(match row.is_late {
-                    true => next,
-                    false => allowed(next, &sampled.sampling.mask),
-                });
+                token = Some(next);
                 top = usize::from(sampled.sampling.top_logprobs > 0);
             }
             sequence.sampled = token;

@@ -160,7 +160,10 @@ impl SampledRows {
             let guided = choice.guide.as_ref().filter(|_| !row.is_late);
             let guided = guided.and_then(|guide| guide.sampling.as_ref());
             let sampled = Sampled {
-                sampling: guided.or(first).unwrap_or(&choice.sampling).clone(),
+                sampling: guided
+                    .or(first)
+                    .unwrap_or(&choice.sampling)
+                    .with_drafts(row.drafts.len()),
                 prompt_tokens,
                 index,
             };
