@@ -1456,9 +1456,9 @@ fn a_token_that_is_drawn_again_is_dropped_with_what_continues_it() {
         let third = scheduler.schedule(ZERO).clone();
         assert_eq!(rows(&third), [(id, 7, 1, true)]);
 
-        assert!(scheduler.draw_again(id));
+        assert!(scheduler.draw_again(id, 0));
         assert_eq!(apply(&mut scheduler, &second, 51), []);
-        assert!(!scheduler.draw_again(id));
+        assert!(!scheduler.draw_again(id, 0));
         assert!(scheduler.schedule(ZERO).rows().is_empty());
         assert_eq!(apply(&mut scheduler, &third, 52), []);
         assert!(scheduler.schedule(ZERO).rows().is_empty());

@@ -273,6 +273,108 @@ fn a_step_in_flight_is_awaited_if_drafts_are_worth_it() {
     );
 }
 
+// ---- Texts of which each token must be allowed ----
+
+/// A request of which the next token is allowed as soon as it is drawn late.
+fn bound(guesses: &[Token]) -> (Scheduler, RequestId) {
+    let (mut scheduler, id) = begun(small(), 20);
+    scheduler.allow_late(id, 1);
+    scheduler.propose(id, guesses);
+    (scheduler, id)
+}
+
+fn wanted_drafts(scheduler: &mut Scheduler) -> Vec<(RequestId, u32)> {
+    let mut wanted = vec![];
+    scheduler.wanted_drafts(&mut wanted);
+    wanted
+}
+
+#[test]
+fn drafts_past_the_allowed_tokens_need_an_allowance_of_their_own() {
+    let (mut scheduler, id) = bound(&[11, 12, 13, 14]);
+    assert_eq!(wanted_drafts(&mut scheduler), [(id, 4)]);
+    scheduler.allow_late(id, 2);
+    scheduler.allow_drafts(id, 2);
+    assert_eq!(wanted_drafts(&mut scheduler), [(id, 4)]);
+    let plan = scheduler.schedule(ZERO).clone();
+    assert_eq!(drafts(&plan), [11, 12]);
+    assert!(!plan.rows()[0].is_late);
+    assert!(wanted_drafts(&mut scheduler).is_empty(), "it is in flight");
+
+    let events = finish(&mut scheduler, &plan, &[drafted(2, 13)]);
+    assert_eq!(tokens(&events), [(11, 0, 2), (12, 1, 2), (13, 2, 2)]);
+    scheduler.allow_late(id, 4);
+    let plan = scheduler.schedule(ZERO).clone();
+    assert!(plan.rows()[0].is_late && drafts(&plan).is_empty());
+
+    // All guesses are allowed.
+    let (mut scheduler, id) = bound(&[11, 12]);
+    scheduler.allow_late(id, 2);
+    scheduler.allow_drafts(id, 2);
+    assert!(wanted_drafts(&mut scheduler).is_empty());
+    assert_eq!(drafts(scheduler.schedule(ZERO)), [11, 12]);
+}
+
+#[test]
+fn an_allowance_of_drafts_ends_with_the_next_one_of_tokens() {
+    for tokens in [None, Some(2)] {
+        let (mut scheduler, id) = bound(&[11, 12, 13, 14]);
+        scheduler.allow_late(id, 2);
+        scheduler.allow_drafts(id, 2);
+        scheduler.allow(id, tokens);
+        let drafts = scheduler.schedule(ZERO).draft_count();
+        assert_eq!(drafts, if tokens.is_none() { 4 } else { 0 });
+    }
+}
+
+#[test]
+fn a_step_in_flight_is_awaited_for_drafts_that_may_be_allowed_after_it() {
+    let (mut scheduler, id) = bound(&[11, 12, 13, 14]);
+    let plan = scheduler.schedule(ZERO).clone();
+    assert!(plan.rows()[0].is_late);
+    assert!(scheduler.schedule(ZERO).is_empty());
+    assert!(wanted_drafts(&mut scheduler).is_empty(), "it is in flight");
+    finish(&mut scheduler, &plan, &[RowOutcome::Ok(Some(11))]);
+    assert!(wanted_drafts(&mut scheduler).is_empty());
+    scheduler.allow_late(id, 2);
+    assert_eq!(wanted_drafts(&mut scheduler), [(id, 3)]);
+    scheduler.allow_late(id, 3);
+    scheduler.allow_drafts(id, 3);
+    assert_eq!(drafts(scheduler.schedule(ZERO)), [12, 13, 14]);
+
+    // Without late rows no token comes before it is allowed.
+    let (mut scheduler, id) = begun(small(), 20);
+    scheduler.allow(id, Some(2));
+    scheduler.propose(id, &[11, 12, 13, 14]);
+    assert_eq!(scheduler.schedule(ZERO).rows().len(), 1);
+    assert!(wanted_drafts(&mut scheduler).is_empty());
+}
+
+#[test]
+fn the_last_token_of_a_run_can_be_drawn_again() {
+    let (mut scheduler, id) = begun(small(), 20);
+    scheduler.propose(id, &[11, 12, 13]);
+    let plan = scheduler.schedule(ZERO).clone();
+    assert!(scheduler.draw_again(id, 2));
+    let events = finish(&mut scheduler, &plan, &[drafted(2, 14)]);
+    assert_eq!(tokens(&events), [(11, 0, 3), (12, 1, 3)]);
+    assert!(scheduler.schedule(ZERO).rows().is_empty());
+    scheduler.allow(id, Some(4));
+    let plan = scheduler.schedule(ZERO).clone();
+    assert_eq!(plan.truncations(), []); // it was in the plan without rows
+    assert_eq!(plan.rows()[0].first_position, 5);
+    assert_eq!(plan.tokens(plan.rows()[0].tokens), [12]);
+    finish(&mut scheduler, &plan, &[RowOutcome::Ok(Some(13))]);
+
+    // Or all of it.
+    scheduler.allow(id, None);
+    scheduler.propose(id, &[14, 15]);
+    let plan = scheduler.schedule(ZERO).clone();
+    assert!(scheduler.draw_again(id, 0));
+    let events = finish(&mut scheduler, &plan, &[drafted(1, 16)]);
+    assert!(events.is_empty());
+}
+
 // ---- Guesses that are computed ----
 
 fn wanted(scheduler: &mut Scheduler) -> Vec<(RequestId, u32)> {

@@ -55,8 +55,8 @@ enum Op {
     Stop(usize),
     Pause(usize),
     Resume(usize),
-    /// Limits a request to so many more tokens, or to none less.
-    Allow(usize, Option<u32>),
+    /// Limits a request to so many more tokens, or to none less, and lets drafts draw so many past them.
+    Allow(usize, Option<u32>, u32),
     /// Proposes so many drafts to each request. They are right, except for one of them.
     Guess(usize, usize),
     Step,
@@ -173,8 +173,8 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => any::<usize>().prop_map(Op::Stop),
         1 => any::<usize>().prop_map(Op::Pause),
         1 => any::<usize>().prop_map(Op::Resume),
-        3 => (any::<usize>(), option::weighted(0.8, 0..3u32))
-            .prop_map(|(at, more)| Op::Allow(at, more)),
+        3 => (any::<usize>(), option::weighted(0.8, 0..3u32), prop_oneof![Just(0), 0..9u32])
+            .prop_map(|(at, more, ahead)| Op::Allow(at, more, ahead)),
         6 => (0..18usize, 0..24usize).prop_map(|(count, wrong)| Op::Guess(count, wrong)),
         12 => Just(Op::Step),
         10 => Just(Op::Wait),
@@ -201,6 +201,8 @@ struct Seen {
     /// Tokens that it may have generated, and how many that are being sampled are past them.
     allowed: u32,
     dropped: u32,
+    /// Tokens past those allowed that drafts may draw.
+    ahead: u32,
     /// Has proposed drafts.
     is_guessed: bool,
     /// Least that it was allowed since its row with drafts was planned.
@@ -372,9 +374,11 @@ impl<E: TestEngine> World<E> {
                     self.resume(id);
                 }
             }
-            Op::Allow(at, more) => {
+            Op::Allow(at, more, ahead) => {
                 if let Some(id) = self.live(*at) {
                     self.allow(id, *more);
+                    self.scheduler.allow_drafts(id, *ahead);
+                    self.seen.get_mut(&id).unwrap().ahead = *ahead;
                 }
             }
             Op::Guess(count, wrong) => self.guess(*count, *wrong),
@@ -414,6 +418,7 @@ impl<E: TestEngine> World<E> {
         let past = (seen.generated() + seen.sampling).saturating_sub(seen.allowed);
         seen.dropped = seen.dropped.max(past.min(seen.sampling));
         seen.run_limit = seen.run_limit.min(seen.allowed);
+        seen.ahead = 0;
         self.scheduler.allow(id, tokens);
     }
 
@@ -480,6 +485,7 @@ impl<E: TestEngine> World<E> {
                 paused: false,
                 allowed: submission.allowed.unwrap_or(u32::MAX),
                 dropped: 0,
+                ahead: 0,
                 is_guessed: false,
                 run_limit: u32::MAX,
                 ended: None,
@@ -716,7 +722,7 @@ impl<E: TestEngine> World<E> {
         for row in plan.rows().iter().filter(|row| !row.drafts.is_empty()) {
             let seen = &self.seen[&row.request];
             let most = seen.submission.max_tokens.unwrap_or(u32::MAX);
-            let left = most.min(seen.allowed) - seen.generated();
+            let left = most.min(seen.allowed.saturating_add(seen.ahead)) - seen.generated();
             assert!(row.samples && row.token_count == 1);
             assert!(row.drafts.len() <= MAX_DRAFTS.min(left as usize - 1));
             let end = row.first_position + row.token_count + row.drafts.len() as u32;

@@ -215,9 +215,8 @@ impl Scheduler {
             next.decode_rows += 1;
             // If the token in flight is the one that was guessed, there will be more guesses.
             let (count, weight) = entry.guesses.later(entry.sampling);
-            let limit = entry.draft_room().saturating_sub(entry.sampling).min(count);
-            let is_known = entry.generated() + entry.sampling < entry.allowed;
-            if is_known && limit > 0 {
+            let limit = entry.draft_room().min(count);
+            if limit > 0 {
                 self.candidates.push(Candidate {
                     row: index,
                     acceptance: entry.guesses.acceptance(),
@@ -228,6 +227,27 @@ impl Scheduler {
             }
         }
         next
+    }
+
+    /// Replaces `wanted` by the requests of which the next plan would verify more guesses if they were
+    /// [allowed](Self::allow_drafts), with the numbers of guesses. None while a step is in flight.
+    pub fn wanted_drafts(&mut self, wanted: &mut Vec<(RequestId, u32)>) {
+        wanted.clear();
+        if !self.in_flight.is_empty() || self.config.max_draft_tokens == 0 {
+            return;
+        }
+        let step = self.find_candidates();
+        let costs = self.costs.of_computed_guesses();
+        if !choose(&mut self.candidates, &step, &costs) {
+            return;
+        }
+        for candidate in &self.candidates {
+            let entry = &self.entries[candidate.row as usize];
+            let count = candidate.count.min(entry.guesses.tokens().len() as u32);
+            if count > entry.draft_limit() {
+                wanted.push((entry.id(candidate.row), count));
+            }
+        }
     }
 
     /// Drafts that a step may have next to `tokens`.
@@ -244,15 +264,21 @@ impl Scheduler {
 }
 
 impl Entry {
-    /// Drafts that can be of use to its next row.
+    /// Drafts that can be of use to the row after those in flight. Where late rows are allowed, drafts may be allowed
+    /// when the tokens before them are known.
     fn draft_room(&self) -> u32 {
-        let most = self.max_tokens.min(self.allowed);
-        most.saturating_sub(self.generated() + 1)
+        let most = match self.may_be_late {
+            true => self.max_tokens,
+            false => self.max_tokens.min(self.allowed),
+        };
+        most.saturating_sub(self.generated() + self.sampling + 1)
     }
 
-    /// Drafts that its next row may have.
+    /// Drafts that the row of the next token may have.
     pub fn draft_limit(&self) -> u32 {
-        self.draft_room().min(self.guesses.tokens().len() as u32)
+        let most = self.max_tokens.min(self.allowed.saturating_add(self.ahead));
+        let room = most.saturating_sub(self.generated() + 1);
+        room.min(self.guesses.tokens().len() as u32)
     }
 }
 

@@ -418,7 +418,7 @@ impl Scheduler {
     fn set_allowed(&mut self, id: RequestId, tokens: u32, may_be_late: bool) {
         if let Some(index) = self.find(id) {
             let entry = &mut self.entries[index as usize];
-            (entry.allowed, entry.may_be_late) = (tokens, may_be_late);
+            (entry.allowed, entry.may_be_late, entry.ahead) = (tokens, may_be_late, 0);
             let drawn = entry.generated() + entry.sampling - entry.late;
             let past = drawn.saturating_sub(tokens).min(entry.sampling);
             entry.dropped = entry.dropped.max(past);
@@ -430,10 +430,18 @@ impl Scheduler {
         }
     }
 
-    /// Before the oldest step in flight is reported, in which a request has drawn a token: drops that token, and those
-    /// that later steps in flight draw. They are drawn again when [`allow`](Self::allow) says so. False if the token is
-    /// dropped in any case.
-    pub fn draw_again(&mut self, id: RequestId) -> bool {
+    /// Lets the row that samples the last token that [`allow_late`](Self::allow_late) allows have up to so many drafts,
+    /// although the tokens after them are not allowed. It holds until that or [`allow`](Self::allow) is called again.
+    pub fn allow_drafts(&mut self, id: RequestId, drafts: u32) {
+        if let Some(index) = self.find(id) {
+            self.entries[index as usize].ahead = drafts;
+        }
+    }
+
+    /// Before the oldest step in flight is reported, in which a request has drawn tokens: keeps the first `kept` of them,
+    /// which are fewer than it has drawn, and drops the others and those that later steps in flight draw. They are drawn
+    /// again when [`allow`](Self::allow) says so. False if all are dropped in any case.
+    pub fn draw_again(&mut self, id: RequestId, kept: u32) -> bool {
         let Some(index) = self.find(id) else {
             return false;
         };
@@ -441,8 +449,12 @@ impl Scheduler {
         if entry.sampling <= entry.dropped || entry.is_rolled_back {
             return false;
         }
-        entry.dropped = entry.sampling;
-        (entry.allowed, entry.may_be_late) = (entry.generated(), false);
+        match kept {
+            0 => entry.dropped = entry.sampling,
+            _ => entry.run_limit = entry.run_limit.min(kept),
+        }
+        let allowed = entry.generated() + kept;
+        (entry.allowed, entry.may_be_late, entry.ahead) = (allowed, false, 0);
         self.queue_or_park(index);
         true
     }

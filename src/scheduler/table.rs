@@ -64,6 +64,8 @@ pub(super) struct Entry {
     pub allowed: u32,
     /// Whether the row of one more token may be planned, as a late one.
     pub may_be_late: bool,
+    /// Tokens past them that drafts of the row that samples the last of them may draw.
+    pub ahead: u32,
     /// Of the tokens that steps in flight sample, so many last ones are dropped.
     pub dropped: u32,
     /// Whether `max_tokens` is what the context leaves.
@@ -125,6 +127,7 @@ impl Entry {
             max_tokens: 0,
             allowed: u32::MAX,
             may_be_late: false,
+            ahead: 0,
             dropped: 0,
             is_context_bound: false,
             ignore_end: false,

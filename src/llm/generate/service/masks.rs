@@ -268,7 +268,7 @@ impl Core {
             let choice = self.requests.0.get(&id);
             let guide = choice.and_then(|choice| choice.guide.as_ref());
             let rest = guide.and_then(|guide| guide.crossing(token));
-            if let Some(rest) = rest.filter(|_| self.scheduler.draw_again(id)) {
+            if let Some(rest) = rest.filter(|_| self.scheduler.draw_again(id, 0)) {
                 self.ask_for_mask(id, Input::Crossing(token, rest), now);
             }
         }
