@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use worker_cuda::generate::constraints::{
     Compiler, MAX_DEFINITIONS, MAX_PROPERTIES, MAX_REFERENCE_DEPTH, Rule,
 };
-use worker_cuda::generate::service::{Constrained, Constraint, Event, Next, Options, Request};
+use worker_cuda::generate::service::{
+    Constrained, Constraint, ConstraintState, Event, Next, Options, Request,
+};
 use worker_cuda::generate::{FinishReason, Service};
 use worker_cuda::text::{EncodeOptions, TokenType, Tokenizer, Vocabulary};
 use worker_cuda::{Backend, CudaContext, EngineOptions, Gguf, Model, Sampling, Token};
@@ -429,6 +431,55 @@ fn a_text_may_use_more_memory_than_its_share_while_all_use_little() {
         .map_while(|_| follow(&*compiled, 300).ok())
         .collect();
     assert!((1..1000).contains(&kept.len()), "{}", kept.len());
+}
+
+#[test]
+fn a_copy_of_a_text_continues_independently() {
+    let bench = Bench::new(sentence_piece());
+    let rule = bench.compile(&Rule::Regex("a(ab|1b)".into()));
+    let [a, b, one] = ["a", "b", "1"].map(|text| bench.tokenizer.token_id(text).unwrap());
+    let mask_of = |state: &mut dyn ConstraintState| {
+        let mut mask = vec![0u32; bench.size.div_ceil(32) as usize];
+        let next = state.allow(&mut mask).unwrap();
+        let allowed = [a, b, one].map(|id| mask[id as usize / 32] >> (id % 32) & 1 == 1);
+        (next, allowed)
+    };
+    let mut text = rule.start();
+    text.advance(a).unwrap();
+
+    let mut copy = text.fork().unwrap();
+    assert_eq!(mask_of(&mut *copy), (Next::Token, [true, false, true]));
+    copy.advance(one).unwrap();
+    assert_eq!(mask_of(&mut *copy), (Next::Token, [false, true, false]));
+    let mut stopped = copy.fork().unwrap();
+    (stopped.stopper().unwrap())();
+    assert!(stopped.advance(b).is_err());
+    copy.advance(b).unwrap();
+    assert_eq!(mask_of(&mut *copy).0, Next::End);
+    drop(copy);
+
+    assert_eq!(mask_of(&mut *text), (Next::Token, [true, false, true]));
+    text.advance(a).unwrap();
+    text.advance(b).unwrap();
+    assert_eq!(mask_of(&mut *text).0, Next::End);
+}
+
+#[test]
+fn a_text_that_uses_much_of_its_memory_has_no_copies() {
+    let bench = Bench::new(sentence_piece());
+    let compiler = Compiler::new(&bench.tokenizer, bench.size).unwrap();
+    let rule = Rule::Regex("[ab]{1,3000}1[ab]{1,3000}".into());
+    let compiled = compiler.with_memory(200_000, 4 << 20).compile(&rule);
+    let mut state = compiled.unwrap().start();
+    let a = bench.tokenizer.token_id("a").unwrap();
+    let mut mask = vec![0u32; bench.size.div_ceil(32) as usize];
+    let mut copies = 0;
+    for _ in 0..300 {
+        state.allow(&mut mask).unwrap();
+        copies += u32::from(state.fork().is_some());
+        state.advance(a).unwrap();
+    }
+    assert!((1..300).contains(&copies), "{copies}");
 }
 
 /// The tests of JSON Schema's authors for draft 2020-12, where they are here.

@@ -99,7 +99,7 @@ impl ConstraintState for Even {
 }
 
 #[test]
-fn answers_that_follow_a_rule_have_no_drafts_and_are_the_same_next_to_others_that_have() {
+fn a_rule_without_copies_has_no_drafts_and_the_same_answers_next_to_others_that_have() {
     let model = tiny();
     let mut requests = requests();
     for request in requests.iter_mut().step_by(3) {

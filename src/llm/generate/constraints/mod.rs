@@ -18,7 +18,7 @@
 //! ```
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 
@@ -55,6 +55,9 @@ const ALL_TEXT_BYTES: usize = 1 << 30;
 /// have: what a text leaves must not fail the next.
 const MAX_USED: usize = 8;
 const MAX_USED_PART: usize = 4;
+
+/// The part of the bytes of a text that one with copies may have.
+const MAX_FORKED_PART: usize = 2;
 
 /// Bytes of an item of a parser.
 const ITEM_BYTES: usize = 8;
@@ -282,9 +285,12 @@ impl Constraint for Compiled {
         });
         Box::new(Text {
             parser: beginning.parser.clone(),
-            beginning: Some(beginning),
-            used: Arc::clone(&self.used),
-            is_sound: true,
+            lexer: Arc::new(Lexer {
+                memory: Arc::clone(&beginning.memory),
+                beginning: Mutex::new(Some(beginning)),
+                used: Arc::clone(&self.used),
+                is_sound: AtomicBool::new(true),
+            }),
             items: 0,
         })
     }
@@ -309,17 +315,59 @@ impl Memory {
     }
 }
 
+/// The lexer of a text and of its copies. The last of them gives it back to the rule.
+struct Lexer {
+    /// None after the end.
+    beginning: Mutex<Option<Beginning>>,
+    used: Arc<Mutex<Vec<Beginning>>>,
+    memory: Arc<Memory>,
+    /// Whether nothing has failed or was stopped.
+    is_sound: AtomicBool,
+}
+
+impl Lexer {
+    /// Notes what it and a text of so many items use. Returns that, and what all texts use.
+    fn count(&self, items: usize) -> (usize, usize) {
+        let mut beginning = lock(&self.beginning);
+        beginning.as_mut().map_or((0, 0), |beginning| {
+            let bytes = beginning.lexer_bytes() + items * ITEM_BYTES;
+            (bytes, beginning.count(bytes))
+        })
+    }
+}
+
+impl Drop for Lexer {
+    fn drop(&mut self) {
+        let beginning = lock(&self.beginning).take();
+        let Some(mut beginning) = beginning.filter(|_| *self.is_sound.get_mut()) else {
+            return;
+        };
+        let bytes = beginning.lexer_bytes();
+        let mut used = lock(&self.used);
+        if bytes <= self.memory.each / MAX_USED_PART && used.len() < MAX_USED {
+            beginning.count(bytes);
+            used.push(beginning);
+        }
+    }
+}
+
 /// A text that follows a rule.
 struct Text {
-    /// It has the lexer of the beginning.
     parser: TokenParser,
-    /// None after the end.
-    beginning: Option<Beginning>,
-    used: Arc<Mutex<Vec<Beginning>>>,
-    /// Whether nothing has failed or was stopped.
-    is_sound: bool,
+    lexer: Arc<Lexer>,
     /// Items of the parser, which it keeps for all of the text.
     items: usize,
+}
+
+/// Marks a lexer as unsound when it is dropped before its work is done.
+struct Care<'a>(&'a Lexer, bool);
+
+impl Drop for Care<'_> {
+    fn drop(&mut self) {
+        if !self.1 {
+            self.0.is_sound.store(false, Ordering::Relaxed);
+        }
+    }
 }
 
 type Outcome<T> = std::result::Result<T, String>;
@@ -327,9 +375,10 @@ type Outcome<T> = std::result::Result<T, String>;
 impl Text {
     /// Does something after which the lexer can be used again unless that fails, or panics.
     fn careful<T>(&mut self, work: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
-        let was_sound = std::mem::take(&mut self.is_sound);
+        let lexer = Arc::clone(&self.lexer);
+        let mut care = Care(&lexer, false);
         let done = work(self);
-        self.is_sound = was_sound && done.is_ok();
+        care.1 = done.is_ok();
         done
     }
 
@@ -356,34 +405,16 @@ impl Text {
     }
 
     fn count_memory(&mut self) -> Outcome<()> {
-        let Some(beginning) = &mut self.beginning else {
-            return Ok(());
-        };
-        let bytes = beginning.lexer_bytes() + self.items * ITEM_BYTES;
-        let all = beginning.count(bytes);
+        let (bytes, all) = self.lexer.count(self.items);
         let Memory {
             each, all: most, ..
-        } = *beginning.memory;
+        } = *self.lexer.memory;
         if bytes > each && all > most {
             return Err(format!(
                 "its text needs {bytes} bytes of memory, and all such texts {all}; the limits are {each} and {most}"
             ));
         }
         Ok(())
-    }
-}
-
-impl Drop for Text {
-    fn drop(&mut self) {
-        let Some(mut beginning) = self.beginning.take().filter(|_| self.is_sound) else {
-            return;
-        };
-        let bytes = beginning.lexer_bytes();
-        let mut used = lock(&self.used);
-        if bytes <= beginning.memory.each / MAX_USED_PART && used.len() < MAX_USED {
-            beginning.count(bytes);
-            used.push(beginning);
-        }
     }
 }
 
@@ -402,6 +433,20 @@ impl ConstraintState for Text {
             return Ok(Next::End);
         }
         self.careful(|text| text.mask(tokens))
+    }
+
+    /// None where the states that a copy adds to the lexer could make the text fail.
+    fn fork(&self) -> Option<Box<dyn ConstraintState>> {
+        let beginning = lock(&self.lexer.beginning);
+        let bytes = beginning.as_ref().map_or(0, |beginning| beginning.bytes);
+        drop(beginning);
+        (bytes <= self.lexer.memory.each / MAX_FORKED_PART).then(|| {
+            Box::new(Self {
+                parser: self.parser.clone(),
+                lexer: Arc::clone(&self.lexer),
+                items: self.items,
+            }) as Box<dyn ConstraintState>
+        })
     }
 
     fn stopper(&mut self) -> Option<Stopper> {

@@ -26,6 +26,13 @@ pub trait ConstraintState: Send {
     /// Tokens that end the text are not meant; the result says whether they may come.
     fn allow(&mut self, tokens: &mut [u32]) -> Result<Next, String>;
 
+    /// A copy that continues independently. With it the service computes which tokens may follow guesses of the next
+    /// tokens, so that one step can verify several; its errors and panics end no request. None, as by default: the rule
+    /// has no copies, and its text no [drafts](super::Options::drafting).
+    fn fork(&self) -> Option<Box<dyn ConstraintState>> {
+        None
+    }
+
     /// What makes the other methods return early, with any result: it is called when the request ends while one of them
     /// runs. None: nothing does.
     fn stopper(&mut self) -> Option<Stopper> {

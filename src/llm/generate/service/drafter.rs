@@ -6,8 +6,9 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use super::engine::StepEngine;
+use super::guide::Guide;
 use super::request::Request;
-use super::state::{Core, Shared};
+use super::state::{Choice, Core, Shared};
 use crate::llm::engine::{Token, TokenFeatures};
 use crate::llm::generate::Draft;
 use crate::scheduler::RequestId;
@@ -38,14 +39,14 @@ impl Drafting {
         }
     }
 
-    /// One for each choice of a request; none for those of which the tokens that may come depend on those before.
+    /// One for each choice of a request.
     pub(super) fn begin(
         &self,
         request: &Request,
         prompt: &[Token],
         prediction: &[Token],
     ) -> Vec<Drafter> {
-        if request.constraint.is_some() || request.max_tokens == Some(0) {
+        if request.max_tokens == Some(0) {
             return Vec::new();
         }
         let begin = || {
@@ -132,54 +133,32 @@ impl Drafter {
     }
 }
 
-/// Guesses the next tokens of the texts that have new ones, without the lock. Returns how many guesses were computed,
-/// and the time that computing them took.
+/// Guesses the next tokens of the texts that have new ones, without the lock, and asks for the masks that they need.
+/// Returns how many guesses were computed, and the time that computing them took. Replaces `followed` by the texts of
+/// which the next step should verify guesses that need masks; none unless it `may_draft`.
 pub(super) fn guess<'a>(
     shared: &'a Shared,
     mut core: MutexGuard<'a, Core>,
     wanted: &mut Vec<(RequestId, u32)>,
+    followed: &mut Vec<RequestId>,
+    may_draft: bool,
     engine: &dyn StepEngine,
 ) -> (MutexGuard<'a, Core>, usize, Duration) {
-    let grown = std::mem::take(&mut core.grown);
-    if grown.is_empty() {
+    let mut drafters = core.take_drafters(wanted, may_draft, shared.clock.now());
+    if drafters.is_empty() {
         return (core, 0, Duration::ZERO);
     }
-    wanted.clear();
-    let drafter = |id| core.requests.0.get(id)?.drafter.as_ref();
-    if grown
+    let sequences: Vec<_> = drafters
         .iter()
-        .filter_map(drafter)
-        .any(|drafter| drafter.most_computed() > 0)
-    {
-        core.scheduler.wanted_guesses(wanted);
-    }
-    let mut drafters = Vec::new();
-    for id in grown {
-        let choice = core.requests.0.get_mut(&id);
-        let Some(slot) = choice.map(|choice| &mut choice.drafter) else {
-            continue;
-        };
-        let limit = slot
-            .as_ref()
-            .map_or(0, |drafter| match drafter.most_computed() {
-                0 => drafter.most,
-                _ => {
-                    let count = wanted.iter().find(|(wanted, _)| *wanted == id);
-                    count.map_or(0, |(_, count)| *count as usize)
-                }
-            });
-        if let Some(mut drafter) = slot.take_if(|_| limit > 0) {
-            drafter.limit = limit;
-            drafters.push((id, core.scheduler.sequence(id), drafter));
-        }
-    }
+        .map(|(id, _)| core.scheduler.sequence(*id))
+        .collect();
     drop(core);
     let begin = shared.clock.now();
-    for (_, sequence, drafter) in &mut drafters {
+    for ((_, drafter), sequence) in drafters.iter_mut().zip(sequences) {
         drafter.prepare(sequence.and_then(|sequence| engine.features(sequence)));
     }
     let (mut computed, mut duration) = (0, Duration::ZERO);
-    for (_, _, drafter) in &mut drafters {
+    for (_, drafter) in &mut drafters {
         let is_computed = drafter.most_computed() > 0;
         drafter.guess(shared.limits.vocabulary_size);
         if is_computed {
@@ -188,18 +167,114 @@ pub(super) fn guess<'a>(
         }
     }
     core = shared.lock();
-    let Core {
-        requests,
-        scheduler,
-        ..
-    } = &mut *core;
-    for (id, _, drafter) in drafters {
-        // It may have ended meanwhile.
-        if let Some(choice) = requests.0.get_mut(&id) {
-            scheduler.expect_guesses(id, drafter.most_computed());
-            scheduler.propose(id, &drafter.drafts);
-            choice.drafter = Some(drafter);
+    let mut guided = Vec::new();
+    for (id, drafter) in drafters {
+        if core.take_guesses(id, drafter) {
+            guided.push(id);
         }
     }
+    if !guided.is_empty() {
+        core.scheduler.wanted_drafts(wanted);
+        core.ask_for_draft_masks(&guided, wanted, shared.clock.now());
+        guided.retain(|id| wanted.iter().any(|(wanted, _)| wanted == id));
+        *followed = guided;
+    }
     (core, computed, duration)
+}
+
+impl Choice {
+    /// The source of its drafts, unless they would lack masks.
+    fn guessable(&self) -> Option<&Drafter> {
+        let guide = self.guide.as_ref();
+        let may_be_guessed = guide.is_none_or(Guide::may_be_guessed);
+        self.drafter.as_ref().filter(|_| may_be_guessed)
+    }
+}
+
+impl Core {
+    /// Takes the sources of the texts that have new tokens and of which guesses are wanted. Asks for the masks of the
+    /// others, and of all if no draft can be in the next step.
+    fn take_drafters(
+        &mut self,
+        wanted: &mut Vec<(RequestId, u32)>,
+        may_draft: bool,
+        now: Duration,
+    ) -> Vec<(RequestId, Drafter)> {
+        let grown = std::mem::take(&mut self.grown);
+        wanted.clear();
+        let computed = grown.iter().filter(|&&id| self.expect_guesses(id)).count();
+        if computed > 0 {
+            self.scheduler.wanted_guesses(wanted);
+        }
+        let mut drafters = Vec::new();
+        for id in grown {
+            let drafter = self.take_drafter(id, wanted);
+            if drafter.is_none() || !may_draft {
+                self.ask_for_masks(id, Vec::new(), now);
+            }
+            drafters.extend(drafter.map(|drafter| (id, drafter)));
+        }
+        drafters
+    }
+
+    /// Reports to the scheduler how many guesses of a text can be computed. Returns whether there are any.
+    fn expect_guesses(&mut self, id: RequestId) -> bool {
+        let choice = self.requests.0.get(&id);
+        let most = choice.and_then(Choice::guessable);
+        let most = most.map_or(0, Drafter::most_computed);
+        self.scheduler.expect_guesses(id, most);
+        most > 0
+    }
+
+    fn take_drafter(&mut self, id: RequestId, wanted: &[(RequestId, u32)]) -> Option<Drafter> {
+        let choice = self.requests.0.get_mut(&id)?;
+        let Some(drafter) = choice.guessable() else {
+            self.scheduler.propose(id, &[]);
+            return None;
+        };
+        let limit = match drafter.most_computed() {
+            0 => drafter.most,
+            _ => {
+                let count = wanted.iter().find(|(wanted, _)| *wanted == id);
+                count.map_or(0, |(_, count)| *count as usize)
+            }
+        };
+        let mut drafter = choice.drafter.take_if(|_| limit > 0)?;
+        drafter.limit = limit;
+        Some(drafter)
+    }
+
+    /// Proposes what a source has guessed, as far as it may be verified together. Returns whether the answer follows a
+    /// rule.
+    fn take_guesses(&mut self, id: RequestId, mut drafter: Drafter) -> bool {
+        // It may have ended meanwhile.
+        let Some(choice) = self.requests.0.get_mut(&id) else {
+            return false;
+        };
+        if let Some(guide) = &choice.guide {
+            let count = guide.free_guesses(&drafter.drafts);
+            drafter.drafts.truncate(count);
+        }
+        self.scheduler.expect_guesses(id, drafter.most_computed());
+        self.scheduler.propose(id, &drafter.drafts);
+        choice.drafter = Some(drafter);
+        choice.guide.is_some()
+    }
+
+    /// Asks for the masks of answers that follow rules, and for those of the drafts that are wanted.
+    fn ask_for_draft_masks(
+        &mut self,
+        guided: &[RequestId],
+        wanted: &[(RequestId, u32)],
+        now: Duration,
+    ) {
+        for &id in guided {
+            let count = wanted.iter().find(|(wanted, _)| *wanted == id);
+            let count = count.map_or(0, |(_, count)| *count as usize);
+            let choice = self.requests.0.get(&id);
+            let drafter = choice.and_then(|choice| choice.drafter.as_ref());
+            let guesses = drafter.and_then(|drafter| drafter.drafts.get(..count));
+            self.ask_for_masks(id, guesses.unwrap_or_default().to_vec(), now);
+        }
+    }
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::constraint::{Constrained, ConstraintState, Gate, Stopper};
+use super::ahead::Ahead;
+use super::constraint::{Constrained, ConstraintState, Gate, Next, Stopper};
 use super::request::Request;
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
@@ -36,6 +37,9 @@ pub(super) struct Guide {
     pub accepted: Option<Token>,
     /// Such tokens with which it may not begin.
     pub refused: Vec<Token>,
+    /// What comes before the token whose mask is to be asked for.
+    pub input: Option<Input>,
+    pub ahead: Ahead,
 }
 
 /// Nanoseconds that the masks of a request may still take.
@@ -92,9 +96,9 @@ impl Stop {
 #[derive(Clone)]
 pub(super) struct Ends {
     /// Of the model.
-    pub model: Arc<[Token]>,
+    model: Arc<[Token]>,
     /// Those that may come where the rule allows the end.
-    pub allowed: Arc<[Token]>,
+    allowed: Arc<[Token]>,
 }
 
 /// What a token changes.
@@ -110,7 +114,7 @@ pub(super) enum Turn {
 /// What comes before the token that a mask is for.
 pub(super) enum Input {
     Start,
-    Token(Token),
+    Tokens(Vec<Token>),
     Text(Vec<u8>),
     /// A token that comes again in free text if the rule may begin with this text, the end of the token.
     Crossing(Token, Vec<u8>),
@@ -122,7 +126,7 @@ impl Guide {
         constrained: &Constrained,
         tokenizer: Option<&Arc<Tokenizer>>,
         end_tokens: &[Token],
-        time_left: &Arc<TimeLeft>,
+        [time_left, time_ahead]: &[Arc<TimeLeft>; 2],
     ) -> Self {
         let model_ends = if request.ignore_end { &[] } else { end_tokens };
         let gate = constrained.gate();
@@ -149,6 +153,8 @@ impl Guide {
             sampling: None,
             accepted: None,
             refused: Vec::new(),
+            input: None,
+            ahead: Ahead::new(time_ahead),
         }
     }
 
@@ -163,9 +169,35 @@ impl Guide {
         Some(tokenizer.token_bytes(token)?.to_vec())
     }
 
-    /// The end of a token of free text, if the rule begins inside of the token and it is not known whether it may.
-    pub fn crossing(&self, token: Token) -> Option<Vec<u8>> {
+    /// Whether the text follows the rule, and has so many tokens that are taken into account.
+    pub fn is_bound_at(&self, tokens: u32) -> bool {
+        self.gate.is_none() && self.input.is_none() && self.tokens == tokens
+    }
+
+    /// Whether guesses of the next tokens are of use.
+    pub fn may_be_guessed(&self) -> bool {
+        self.gate.is_some() || self.ahead.is_possible()
+    }
+
+    /// Of guesses of free text, how many come before the rule begins.
+    pub fn free_guesses(&self, guesses: &[Token]) -> usize {
+        let Some(mut gate) = self.gate.clone() else {
+            return guesses.len();
+        };
+        let stays_free = |&&guess: &&Token| {
+            let bytes = self.bytes(guess).unwrap_or_default();
+            gate.push(&bytes, &self.constrained).is_none()
+        };
+        guesses.iter().take_while(stays_free).count()
+    }
+
+    /// The end of a token of free text that comes after `before`, if the rule begins inside of the token and it is not
+    /// known whether it may.
+    pub fn crossing(&self, before: &[Token], token: Token) -> Option<Vec<u8>> {
         let mut gate = self.gate.clone()?;
+        for &token in before {
+            gate.push(&self.bytes(token)?, &self.constrained);
+        }
         let rest = gate.push(&self.bytes(token)?, &self.constrained)?;
         let is_known = self.accepted == Some(token) || rest.trim_ascii_start().is_empty();
         (!is_known).then_some(rest)
@@ -174,6 +206,7 @@ impl Guide {
     /// Takes a token of the answer.
     pub fn take(&mut self, token: Token) -> Turn {
         self.tokens += 1;
+        self.ahead.clear();
         let opening = self.opening.take();
         let bytes = self.bytes(token).unwrap_or_default();
         if let Some(gate) = &mut self.gate {
@@ -192,10 +225,73 @@ impl Guide {
             self.set_free(Gate::in_reasoning());
             return Turn::Free;
         }
-        Turn::Mask(Input::Token(token))
+        Turn::Mask(Input::Tokens(vec![token]))
+    }
+
+    /// Adds what comes before the token whose mask is to be asked for.
+    pub fn add_input(&mut self, input: Input) {
+        match (&mut self.input, input) {
+            (Some(Input::Tokens(before)), Input::Tokens(more)) => before.extend(more),
+            (before, input) => *before = Some(input),
+        }
     }
 
     pub fn set_free(&mut self, gate: Gate) {
         (self.gate, self.sampling) = (Some(gate), None);
     }
+}
+
+/// What a mask depends on, besides the state of its rule.
+#[derive(Clone)]
+pub(super) struct Frame {
+    /// How the token is sampled otherwise.
+    pub sampling: Arc<Sampling>,
+    pub ends: Ends,
+    pub words: usize,
+}
+
+impl Frame {
+    /// Whether this token ends a text.
+    pub fn ends_at(&self, token: Token) -> bool {
+        self.ends.model.contains(&token) || self.ends.allowed.contains(&token)
+    }
+
+    /// The tokens that may come next, or `opening`; None: the text is complete.
+    pub fn mask(
+        &self,
+        state: &mut dyn ConstraintState,
+        opening: Option<Token>,
+    ) -> Result<Option<Vec<u32>>, String> {
+        let mut mask = vec![0u32; self.words];
+        let next = state.allow(&mut mask)?;
+        if next == Next::End {
+            return Ok(None);
+        }
+        let mut set = |token: Token, is_allowed: bool| {
+            if let Some(word) = mask.get_mut(token as usize / 32) {
+                let bit = 1 << (token % 32);
+                *word = *word & !bit | if is_allowed { bit } else { 0 };
+            }
+        };
+        self.ends.model.iter().for_each(|&token| set(token, false));
+        if next == Next::TokenOrEnd {
+            self.ends.allowed.iter().for_each(|&token| set(token, true));
+        }
+        if let Some(token) = opening {
+            set(token, true);
+        }
+        for (word, own) in mask.iter_mut().zip(&self.sampling.mask) {
+            *word &= own;
+        }
+        if mask.iter().all(|word| *word == 0) {
+            return Err("no token of the model continues the text".into());
+        }
+        Ok(Some(mask))
+    }
+}
+
+/// Whether a mask allows a token.
+pub(super) fn allows(mask: &[u32], token: Token) -> bool {
+    let word = mask.get(token as usize / 32);
+    word.is_some_and(|word| word >> (token % 32) & 1 == 1)
 }

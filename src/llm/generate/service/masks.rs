@@ -9,10 +9,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, PoisonError};
 use std::time::Duration;
 
-use super::constraint::{Constraint, ConstraintState, Gate, Next};
+use super::ahead::{AheadJob, Fork};
+use super::constraint::{Constraint, ConstraintState, Gate};
 use super::event::Error;
-use super::guide::{Ends, Guide, Input, Stop};
-use super::state::{Core, Shared};
+use super::guide::{Frame, Guide, Input, Stop};
+use super::state::{Core, GuidedRow, Shared};
 use super::turns::Turns;
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
@@ -34,13 +35,13 @@ pub(super) struct MaskJob {
     rule: Arc<dyn Constraint>,
     state: Option<Box<dyn ConstraintState>>,
     stop: Arc<Stop>,
-    /// How the token is sampled otherwise.
-    sampling: Arc<Sampling>,
-    ends: Ends,
+    frame: Frame,
     opening: Option<Token>,
     /// Tokens with which the rule may not begin.
     refused: Vec<Token>,
-    words: usize,
+    /// Guesses of the next tokens.
+    guesses: Vec<Token>,
+    fork: Fork,
 }
 
 impl MaskJob {
@@ -55,7 +56,7 @@ impl MaskJob {
         let mut state = self.state.take().unwrap_or_else(|| self.start());
         match &self.input {
             Input::Start => {}
-            Input::Token(token) => state.advance(*token)?,
+            Input::Tokens(tokens) => tokens.iter().try_for_each(|&token| state.advance(token))?,
             Input::Text(text) => state = self.begin(state, text)?,
             Input::Crossing(token, text) => {
                 if self.begin(state, text).is_err() {
@@ -64,12 +65,20 @@ impl MaskJob {
                 return Ok(Some(self.sampling_again()));
             }
         }
-        let sampling = self.sampling_after(&mut *state)?;
+        let mask = self.frame.mask(&mut *state, self.opening)?;
+        if let Some(mask) = &mask {
+            self.fork = Fork::of(&*state, &self.guesses, &self.frame, mask);
+        }
         // A choice may wait for long before its first token, and must use no memory for its state then.
         if !matches!(self.input, Input::Start) {
             self.state = Some(state);
         }
-        Ok(sampling)
+        Ok(mask.map(|mask| {
+            Arc::new(Sampling {
+                mask,
+                ..(*self.frame.sampling).clone()
+            })
+        }))
     }
 
     /// Takes what comes before the first token.
@@ -92,48 +101,14 @@ impl MaskJob {
 
     /// How a token of free text is sampled again.
     fn sampling_again(&mut self) -> Arc<Sampling> {
-        let mut sampling = (*self.sampling).clone();
-        sampling.mask.resize(self.words, u32::MAX);
+        let mut sampling = (*self.frame.sampling).clone();
+        sampling.mask.resize(self.frame.words, u32::MAX);
         for &token in &self.refused {
             if let Some(word) = sampling.mask.get_mut(token as usize / 32) {
                 *word &= !(1 << (token % 32));
             }
         }
         Arc::new(sampling)
-    }
-
-    fn sampling_after(
-        &self,
-        state: &mut dyn ConstraintState,
-    ) -> Result<Option<Arc<Sampling>>, String> {
-        let mut mask = vec![0u32; self.words];
-        let next = state.allow(&mut mask)?;
-        if next == Next::End {
-            return Ok(None);
-        }
-        let mut set = |token: Token, is_allowed: bool| {
-            if let Some(word) = mask.get_mut(token as usize / 32) {
-                let bit = 1 << (token % 32);
-                *word = *word & !bit | if is_allowed { bit } else { 0 };
-            }
-        };
-        self.ends.model.iter().for_each(|&token| set(token, false));
-        if next == Next::TokenOrEnd {
-            self.ends.allowed.iter().for_each(|&token| set(token, true));
-        }
-        if let Some(token) = self.opening {
-            set(token, true);
-        }
-        for (word, own) in mask.iter_mut().zip(&self.sampling.mask) {
-            *word &= own;
-        }
-        if mask.iter().all(|word| *word == 0) {
-            return Err("no token of the model continues the text".into());
-        }
-        Ok(Some(Arc::new(Sampling {
-            mask,
-            ..(*self.sampling).clone()
-        })))
     }
 }
 
@@ -149,6 +124,8 @@ fn begin(state: &mut dyn ConstraintState, text: &[u8]) -> Result<(), String> {
 #[derive(Default)]
 pub(super) struct Masks {
     waiting: Turns<MaskJob>,
+    /// They come after those.
+    ahead: Turns<AheadJob>,
     /// What ended requests leave, for a thread to drop.
     ended: Vec<Box<dyn Any + Send>>,
     /// (threads) Whether it computes or drops something.
@@ -160,6 +137,7 @@ pub(super) struct Masks {
 /// What a thread has to do.
 enum Work {
     Compute(MaskJob),
+    Follow(AheadJob),
     Drop(Vec<Box<dyn Any + Send>>),
 }
 
@@ -185,11 +163,20 @@ impl Masks {
         self.waiting.push(tenant, job);
         self.asked.notify_one();
     }
+
+    /// Adds guesses to follow. The thread that computes masks for the same answer asks for work next.
+    pub fn follow(&mut self, tenant: u32, job: AheadJob) {
+        self.ahead.push(tenant, job);
+        if !self.waiting.is_empty() {
+            self.asked.notify_one(); // that thread has to compute another mask first
+        }
+    }
 }
 
 impl Drop for Masks {
     fn drop(&mut self) {
         self.waiting.take_all().for_each(drop_guarded);
+        self.ahead.take_all().for_each(drop_guarded);
         self.ended.drain(..).for_each(drop_guarded);
     }
 }
@@ -207,6 +194,11 @@ pub(super) fn run(shared: &Shared, thread: usize) {
                 let computed = catch_unwind(AssertUnwindSafe(|| job.compute()));
                 let computed = computed.unwrap_or_else(|_| Err("the rule has failed".into()));
                 let rest = shared.update(|core, now| core.take_mask(job, computed, now));
+                drop_guarded(rest);
+            }
+            Work::Follow(mut job) => {
+                job.follow();
+                let rest = shared.update(|core, now| core.take_ahead(job, now));
                 drop_guarded(rest);
             }
             Work::Drop(ended) => ended.into_iter().for_each(drop_guarded),
@@ -255,27 +247,43 @@ impl Pending {
 impl Core {
     /// A step has ended with these outcomes of rows whose requests follow rules. Tokens of free text inside of which a
     /// rule begins that may not begin so are drawn again.
-    pub fn check_crossings(
-        &mut self,
-        rows: &[(usize, RequestId)],
-        outcomes: &[RowOutcome],
-        now: Duration,
-    ) {
-        for &(row, id) in rows {
-            let Some(&RowOutcome::Ok(Some(token))) = outcomes.get(row) else {
+    pub fn check_crossings(&mut self, rows: &[GuidedRow], outcomes: &[RowOutcome], now: Duration) {
+        for row in rows {
+            let (held, token) = match outcomes.get(row.number) {
+                Some(&RowOutcome::Ok(Some(token))) => (0, token),
+                Some(&RowOutcome::Drafted { held, token }) => (held, token),
+                _ => continue,
+            };
+            let Some(before) = row.drafts.get(..held as usize) else {
                 continue;
             };
+            let id = row.request;
             let choice = self.requests.0.get(&id);
             let guide = choice.and_then(|choice| choice.guide.as_ref());
-            let rest = guide.and_then(|guide| guide.crossing(token));
-            if let Some(rest) = rest.filter(|_| self.scheduler.draw_again(id, 0)) {
-                self.ask_for_mask(id, Input::Crossing(token, rest), now);
+            let rest = guide.and_then(|guide| guide.crossing(before, token));
+            if let Some(rest) = rest.filter(|_| self.scheduler.draw_again(id, held)) {
+                self.ask_for_mask(id, Input::Crossing(token, rest), Vec::new(), now);
             }
         }
     }
 
+    /// Asks for the mask that an answer needs, if it needs one, and for those of the tokens after these guesses.
+    pub fn ask_for_masks(&mut self, id: RequestId, guesses: Vec<Token>, now: Duration) {
+        let choice = self.requests.0.get_mut(&id);
+        let guide = choice.and_then(|choice| choice.guide.as_mut());
+        if let Some(input) = guide.and_then(|guide| guide.input.take()) {
+            self.ask_for_mask(id, input, guesses, now);
+        }
+    }
+
     /// Asks for the mask of a request's next token; no token is drawn until it is there.
-    pub fn ask_for_mask(&mut self, id: RequestId, input: Input, now: Duration) {
+    pub fn ask_for_mask(
+        &mut self,
+        id: RequestId,
+        input: Input,
+        guesses: Vec<Token>,
+        now: Duration,
+    ) {
         let Some(choice) = self.requests.0.get_mut(&id) else {
             return;
         };
@@ -293,11 +301,15 @@ impl Core {
             rule: guide.constrained.rule.clone(),
             state: guide.state.take(),
             stop: guide.stop.clone(),
-            sampling: first.unwrap_or(&choice.sampling).clone(),
-            ends: guide.ends.clone(),
+            frame: Frame {
+                sampling: first.unwrap_or(&choice.sampling).clone(),
+                ends: guide.ends.clone(),
+                words: self.mask_words,
+            },
             opening: guide.opening,
             refused: std::mem::take(&mut guide.refused),
-            words: self.mask_words,
+            guesses,
+            fork: Fork::Unwanted,
         };
         self.masks.push(guide.tenant, job);
         self.pending.push(Pending {
@@ -319,6 +331,12 @@ impl Core {
             (pending.begun, pending.missed) = (Some(now), 0);
             return Some(Work::Compute(job));
         }
+        while let Some((_, mut job)) = self.masks.ahead.pop(|_| true) {
+            if self.begin_ahead(&mut job, now) {
+                return Some(Work::Follow(job));
+            }
+            self.masks.ended.push(Box::new(job));
+        }
         let ended = std::mem::take(&mut self.masks.ended);
         (!ended.is_empty()).then_some(Work::Drop(ended))
     }
@@ -330,6 +348,7 @@ impl Core {
         if self.pending.len() < count {
             guide.stop.set();
         }
+        guide.ahead.stop();
         self.masks.ended.push(Box::new(guide));
         self.masks.asked.notify_one();
     }
@@ -368,12 +387,16 @@ impl Core {
                     self.scheduler.allow(job.id, Some(guide.tokens + 1));
                 } else {
                     self.scheduler.allow_late(job.id, guide.tokens + 1);
+                    let fork = std::mem::replace(&mut job.fork, Fork::Unwanted);
+                    let guesses = std::mem::take(&mut job.guesses);
+                    self.follow_guesses(job.id, fork, guesses, job.frame.clone());
                 }
             }
             // What comes with the marker may be none of the rule's texts: then it is free.
             Ok(None) | Err(_) if has_markers && (computed.is_ok() || job.is_first()) => {
                 guide.set_free(Gate::in_text());
                 self.scheduler.allow(job.id, None);
+                self.scheduler.propose(job.id, &[]); // they are guesses of what the rule allows
             }
             Ok(None) => {
                 self.scheduler.stop(job.id);

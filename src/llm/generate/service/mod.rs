@@ -45,6 +45,7 @@ use crate::llm::plan::EngineOptions;
 use crate::llm::text::{ChatTemplate, EncodeOptions, Tokenizer};
 use crate::scheduler::{self, Config, Scheduler};
 
+mod ahead;
 mod clock;
 mod constraint;
 mod deliver;
@@ -93,7 +94,8 @@ pub struct Options {
     /// Mean time that the masks of a request may take, after a second in all: 5 ms. None: no limit.
     pub mask_time: Option<Duration>,
     /// What guesses the next tokens of answers, for steps that verify them; None: nothing. The tokens are the same ones,
-    /// on CUDA exactly with [`EngineOptions::batch_invariant`]. Answers that follow a rule have no guesses.
+    /// on CUDA exactly with [`EngineOptions::batch_invariant`]. Answers that follow a rule have guesses if its state has
+    /// [copies](ConstraintState::fork).
     pub drafting: Option<Drafting>,
     /// Tokens that end every text, besides those of the tokenizer.
     pub end_tokens: Vec<Token>,
@@ -423,8 +425,8 @@ impl Owner {
         submitted.use_cache = request.pooling.is_none() && request.prompt_logprobs.is_none();
         let guide = request.constraint.as_ref().map(|constrained| {
             let (ends, tokenizer) = (&self.end_tokens, self.tokenizer.as_ref());
-            let time_left = Arc::<TimeLeft>::default();
-            move || Guide::new(request, constrained, tokenizer, ends, &time_left)
+            let times = <[Arc<TimeLeft>; 2]>::default();
+            move || Guide::new(request, constrained, tokenizer, ends, &times)
         });
         submitted.deadline = request
             .deadline
@@ -466,7 +468,7 @@ impl Owner {
             }
             core.requests.0.insert(id, choice);
             if is_bound {
-                core.ask_for_mask(id, Input::Start, now);
+                core.ask_for_mask(id, Input::Start, Vec::new(), now);
             }
         }
         Ok(job)

@@ -3,19 +3,19 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::drafter;
 use super::engine::{StepEngine, StepResults};
 use super::event::Error;
-use super::state::{Core, SampledRows, Shared};
+use super::state::{Core, GuidedRow, SampledRows, Shared};
 use super::stats::State;
 use crate::core::error::{Error as EngineError, ErrorKind, Result};
 use crate::llm::generate::costs::CostMeter;
 use crate::llm::step::{LateRow, Sampling};
 use crate::scheduler::{Plan, RequestId, STEPS_IN_FLIGHT, StepOutcome};
 
-/// Bounds of the time that a step waits for masks; between them it is half of the last step.
+/// Bounds of the machine's time that a step waits for masks; between them it is half of the last step.
 const LEAST_MASK_WAIT: Duration = Duration::from_micros(500);
 const MOST_MASK_WAIT: Duration = Duration::from_millis(5);
 
@@ -27,11 +27,11 @@ struct InFlight {
     /// Rows that continue a text by one token, and their drafts.
     decode_rows: u32,
     submitted: Duration,
+    begun: Instant,
     /// No step was in flight when it was planned, and the engine thread had not waited for requests.
     is_lone: bool,
     refused: Option<EngineError>,
-    /// Rows that sample, of requests that follow rules.
-    guided: Vec<(usize, RequestId)>,
+    guided: Vec<GuidedRow>,
 }
 
 /// Drives the engine until the service ends or the device is lost.
@@ -66,13 +66,14 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     let mut plan = Plan::default();
     let mut sampled = SampledRows::default();
     let mut late: Vec<RequestId> = Vec::new(); // rows of the latest step that are not sampled
-    let mut last_end = Duration::ZERO;
+    let (mut last_end, mut last_instant) = (Duration::ZERO, Instant::now());
     let mut has_waited = true; // for requests
     let mut mask_wait = LEAST_MASK_WAIT;
     let mut costs = CostMeter::new(shared.limits.restore_page);
     // Since the last step ended.
     let mut guess_time = Duration::ZERO;
     let mut wanted = Vec::new();
+    let mut followed = Vec::new(); // requests whose drafts wait for masks
     let mut may_reopen = true;
     let mut core = shared.lock();
     loop {
@@ -84,7 +85,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             .back_mut()
             .filter(|_| may_plan && !late.is_empty())
         {
-            core = shared.wait_for_masks(core, &late, mask_wait);
+            core = shared.wait_for_masks(core, &late, Core::waits_for_mask, mask_wait);
             let samplings = core.late_samplings(&late);
             drop(core);
             let rows: Vec<_> = samplings.iter().map(late_row).collect();
@@ -92,6 +93,10 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             late.clear();
             core = shared.lock();
             continue;
+        }
+        if may_plan && !followed.is_empty() {
+            core = shared.wait_for_masks(core, &followed, Core::waits_for_drafts, mask_wait);
+            followed.clear();
         }
         let now = shared.clock.now();
         if core.drain_until.is_some_and(|until| until <= now) {
@@ -110,7 +115,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             if !plan.rows().is_empty() {
                 core.miss_masks(&late);
             }
-            sampled.fill(plan.rows(), &core.requests);
+            sampled.fill(&plan, &core.requests);
             core.flush(now, None, None);
             if !plan.is_empty() {
                 // Requests come and go while the engine takes the step.
@@ -176,7 +181,8 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             let begin = step.submitted.max(last_end);
             let full_begin = if step.is_lone { last_end } else { begin };
             last_end = now;
-            mask_wait = (now.saturating_sub(begin) / 2).clamp(LEAST_MASK_WAIT, MOST_MASK_WAIT);
+            let since = std::mem::replace(&mut last_instant, Instant::now()).max(step.begun);
+            mask_wait = ((last_instant - since) / 2).clamp(LEAST_MASK_WAIT, MOST_MASK_WAIT);
             if waited.is_err() {
                 in_flight.clear();
                 late.clear();
@@ -194,7 +200,9 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             let measured = (duration, step.rows, step.tokens);
             apply(&mut core, step.number, waited, &results, now, measured)?;
             let computed;
-            (core, computed, guess_time) = drafter::guess(shared, core, &mut wanted, engine);
+            let may_draft = in_flight.is_empty();
+            (core, computed, guess_time) =
+                drafter::guess(shared, core, &mut wanted, &mut followed, may_draft, engine);
             costs.add_guesses(computed, guess_time);
             if computed > 0 {
                 core.scheduler.set_costs(costs.costs());
@@ -231,6 +239,7 @@ fn submit(
     engine: &mut dyn StepEngine,
     (submitted, is_lone): (Duration, bool),
 ) -> Result<Option<InFlight>> {
+    let begun = Instant::now();
     let taken = engine.submit(plan, sampled);
     if plan.rows().is_empty() {
         // What a plan without rows does cannot be reported as a failed step.
@@ -247,6 +256,7 @@ fn submit(
             .count() as u32
             + plan.draft_count(),
         submitted,
+        begun,
         is_lone,
         refused: taken.err(),
         guided: std::mem::take(&mut sampled.guided),

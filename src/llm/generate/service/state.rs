@@ -21,7 +21,7 @@ use super::stream::Job;
 use crate::core::error::Error as EngineError;
 use crate::llm::engine::Token;
 use crate::llm::step::{HiddenState, Sampling};
-use crate::scheduler::{End, EndReason, EventKind, RequestId, Row, Scheduler};
+use crate::scheduler::{End, EndReason, EventKind, Plan, RequestId, Row, Scheduler};
 
 pub(super) struct Shared {
     core: Mutex<Core>,
@@ -53,7 +53,7 @@ pub(super) struct Core {
     pub mask_time: Option<Duration>,
     /// Words of a mask.
     pub mask_words: usize,
-    /// Requests whose next tokens are guessed, and that have new tokens since they were.
+    /// Requests whose next tokens are guessed, or that need masks, and that have new tokens since then.
     pub grown: Vec<RequestId>,
     /// Values of a hidden state.
     embedding_length: usize,
@@ -122,8 +122,15 @@ pub(super) struct SampledRows {
     sampled: HashMap<RequestId, Sampled>,
     hidden: HashMap<RequestId, HiddenState>,
     scored: HashMap<RequestId, ScoredRow>,
-    /// Rows that sample, of requests that follow rules, with the number of each in the plan.
-    pub guided: Vec<(usize, RequestId)>,
+    pub guided: Vec<GuidedRow>,
+}
+
+/// A row that samples, of a request that follows a rule.
+pub(super) struct GuidedRow {
+    pub request: RequestId,
+    /// In the plan.
+    pub number: usize,
+    pub drafts: Vec<Token>,
 }
 
 struct Sampled {
@@ -133,13 +140,13 @@ struct Sampled {
 }
 
 impl SampledRows {
-    /// Replaces them by those of `rows`.
-    pub fn fill(&mut self, rows: &[Row], requests: &Requests) {
+    /// Replaces them by those of a plan.
+    pub fn fill(&mut self, plan: &Plan, requests: &Requests) {
         self.sampled.clear();
         self.hidden.clear();
         self.scored.clear();
         self.guided.clear();
-        for (number, row) in rows.iter().enumerate() {
+        for (number, row) in plan.rows().iter().enumerate() {
             let choice = &requests.0[&row.request];
             if let Some(of) = choice.pooled.as_ref().and_then(|pooled| pooled.wanted(row)) {
                 self.hidden.insert(row.request, of);
@@ -151,23 +158,36 @@ impl SampledRows {
                 continue;
             }
             if choice.guide.is_some() {
-                self.guided.push((number, row.request));
+                self.guided.push(GuidedRow {
+                    request: row.request,
+                    number,
+                    drafts: plan.tokens(row.drafts).to_vec(),
+                });
             }
             let prompt_tokens = choice.job.prompt_tokens;
             let index = row.first_position + row.token_count - prompt_tokens;
-            let first = choice.first_sampling.as_ref();
-            let first = first.filter(|_| index < choice.job.min_tokens);
-            let guided = choice.guide.as_ref().filter(|_| !row.is_late);
-            let guided = guided.and_then(|guide| guide.sampling.as_ref());
             let sampled = Sampled {
-                sampling: guided
-                    .or(first)
-                    .unwrap_or(&choice.sampling)
-                    .with_drafts(row.drafts.len()),
+                sampling: choice.sampling_of(row, index),
                 prompt_tokens,
                 index,
             };
             self.sampled.insert(row.request, sampled);
+        }
+    }
+}
+
+impl Choice {
+    /// How a row samples the answer's token number `index`, and those after its drafts.
+    fn sampling_of(&self, row: &Row, index: u32) -> Arc<Sampling> {
+        let first = self.first_sampling.as_ref();
+        let first = first.filter(|_| index < self.job.min_tokens);
+        let own = first.unwrap_or(&self.sampling);
+        let guide = self.guide.as_ref().filter(|_| !row.is_late);
+        let guided = guide.and_then(|guide| Some((guide, guide.sampling.as_ref()?)));
+        match (guided, row.drafts.len()) {
+            (Some((_, sampling)), 0) => sampling.clone(),
+            (Some((guide, sampling)), drafts) => Arc::new(guide.ahead.sampling(sampling, drafts)),
+            (None, drafts) => own.with_drafts(drafts),
         }
     }
 }
@@ -264,16 +284,17 @@ impl Shared {
         }
     }
 
-    /// Waits for the masks of late rows, but not longer than `most` of the machine's time: the other rows of the
-    /// step do not depend on them.
+    /// Waits while one of these requests waits for masks, but not longer than `most` of the machine's time: the other rows
+    /// of the step do not depend on them.
     pub fn wait_for_masks<'a>(
         &self,
         mut core: MutexGuard<'a, Core>,
-        late: &[RequestId],
+        requests: &[RequestId],
+        waits: impl Fn(&Core, RequestId) -> bool,
         most: Duration,
     ) -> MutexGuard<'a, Core> {
         let end = Instant::now() + most;
-        while late.iter().any(|&id| core.waits_for_mask(id)) {
+        while requests.iter().any(|&id| waits(&core, id)) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -376,9 +397,9 @@ impl Core {
                     }
                     if let Some(drafter) = &mut choice.drafter {
                         drafter.take(token);
-                        if offset == 0 {
-                            self.grown.push(event.request);
-                        }
+                    }
+                    if offset == 0 && (choice.guide.is_some() || choice.drafter.is_some()) {
+                        self.grown.push(event.request);
                     }
                     let output = results.map(|results| results.token(row, offset));
                     let (logprob, top) = output.unwrap_or_default();
@@ -433,7 +454,13 @@ impl Core {
             match turn {
                 Turn::Stay => {}
                 Turn::Free => self.scheduler.allow(id, None),
-                Turn::Mask(input) => self.ask_for_mask(id, input, now),
+                Turn::Mask(input) => {
+                    let choice = self.requests.0.get_mut(&id);
+                    if let Some(guide) = choice.and_then(|choice| choice.guide.as_mut()) {
+                        guide.add_input(input);
+                        self.scheduler.allow_late(id, guide.tokens);
+                    }
+                }
             }
         }
         for &id in behind.iter().flat_map(|job: &Arc<Job>| &job.ids) {
