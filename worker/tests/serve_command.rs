@@ -152,6 +152,69 @@ fn what_the_library_warns_of_is_in_the_log() {
 }
 
 /// Runs the worker with the flags of the older one, up to its callback. Returns where to answer that, its first line,
+/// A server of a tiny model under these limits of open files (`ulimit` options).
+fn listen_under(limits: &str) -> (Child, String) {
+    let model = model_that_answers("open_files.gguf", "a", None);
+    let command = format!("{limits} && exec \"$@\"");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &command, "sh", env!("CARGO_BIN_EXE_worker-orcd")]);
+    shell.args(["serve", &model, "--backend", "host", "--port", "0"]);
+    shell.args(["--kv-tokens", "1024"]).stdin(Stdio::null());
+    listen(shell.stderr(Stdio::piped()))
+}
+
+#[test]
+fn a_soft_limit_on_open_files_does_not_limit_connections() {
+    let (mut child, url) = listen_under("ulimit -Sn 64");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).expect("Linux");
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let words: Vec<&str> = line.expect("a limit").split_whitespace().collect();
+    assert_eq!(words[3], words[4], "soft and hard limit: {limits}");
+    let address = url.strip_prefix("http://").expect(&url);
+
+    let connections: Vec<_> = (0..100)
+        .map(|_| {
+            let mut client = TcpStream::connect(address).expect("it listens");
+            let text = request("GET /health/live", &[("connection", "keep-alive")], "");
+            client.write_all(text.as_bytes()).expect("it reads");
+            client
+        })
+        .collect();
+
+    // All are answered while all are open.
+    for client in &connections {
+        assert_eq!(Reply::read_head(&mut BufReader::new(client)).status, 200);
+    }
+    drop(connections);
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}
+
+#[test]
+fn a_hard_limit_on_open_files_is_a_warning_with_the_numbers() {
+    let (mut child, _) = listen_under("ulimit -n 128");
+
+    let mut line = String::new();
+    let log = child.stderr.take().expect("is piped");
+    BufReader::new(log).read_line(&mut line).expect("UTF-8");
+
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(
+        (&line["level"], &line["part"]),
+        (&json!("warning"), &json!("serve"))
+    );
+    let message = line["message"].as_str().expect("text");
+    assert!(
+        message.contains("4096 connections need 4352 open files"),
+        "{message}"
+    );
+    assert!(message.contains("limit is 128"), "{message}");
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}
+
 /// and its body.
 fn callback(model: &str, more: &[&str]) -> (Child, TcpStream, String, Value) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -23,6 +23,7 @@ use super::keys::Keys;
 use super::log::{RequestLog, line_writer};
 use super::metrics::Metrics;
 use super::models::{LoadModel, Loadable};
+use super::open_files::raise_limit;
 use super::parameters::{MAX_PENALTY_TOKENS, SamplingDefaults};
 use super::server::{Address, Ended, Server, check_address};
 #[cfg(feature = "tls")]
@@ -194,8 +195,10 @@ pub fn run(args: &Args) -> Outcome {
         hangup.each(reload(tls.clone(), options.log.clone()));
     }
     interrupt::install()?;
+    let shortage = raise_limit(options.max_connections);
     if let Some(log) = &options.log {
         log_warnings(Arc::clone(log))?;
+        shortage.inspect(|message| log(&warning("warning", "serve", message)));
     }
     let gguf = load::gguf(path)?;
     let template = template(args, &gguf)?;
@@ -486,11 +489,15 @@ fn log_warnings(log: Arc<RequestLog>) -> Outcome {
         } else {
             "warning"
         };
-        let line =
-            json!({ "time": unix_seconds(), "level": level, "part": part, "message": message });
-        log(&line.to_string());
+        log(&warning(level, part, message));
     })?;
     Ok(())
+}
+
+/// A line of the log that belongs to no request.
+fn warning(level: &str, part: &str, message: &str) -> String {
+    let line = json!({ "time": unix_seconds(), "level": level, "part": part, "message": message });
+    line.to_string()
 }
 
 /// Reads certificate and key again; a failure is a line of the log.

@@ -54,6 +54,7 @@ mod messages;
 mod metrics;
 mod models;
 mod names;
+mod open_files;
 mod openapi;
 mod page;
 mod parameters;
