@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Drives the page of a server in Chromium: page.py URL [PID]. It keeps a conversation, shows errors, chats, stops an
-answer, loads and unloads the model "second", and logs no error; when the server with this process id has ended, it shows that."""
+"""Drives the page of a server in Chromium: page.py URL [PID [FAILING]]. It keeps a conversation, shows errors, chats,
+stops an answer, loads and unloads the model "second", and logs no error; when the server with this process id has
+ended, it shows that. FAILING is the program of a server that fails: worker/examples/failing_server.rs."""
 
 import os
 import signal
+import subprocess
 import sys
 
 from playwright.sync_api import expect, sync_playwright
@@ -47,13 +49,47 @@ def check_history(page):
     failed = {"status": "unavailable", "state": "failed", "model": "m", "running": 0, "waiting": 0}
     page.route("**/health", lambda route: route.fulfill(status=503, json=failed))
     expect(page.locator("#state[data-ok=false]")).to_have_text("failed")
+    check_memory(page, failed)
     page.close()
-    print("ok  page: history, errors, and an engine that has failed")
+    print("ok  page: history, errors, memory, and an engine that has failed")
+
+
+def check_memory(page, health):
+    """The bar of the memory, with the size of the device and without."""
+    lines = ['worker_vram_purpose_bytes{purpose="weights"} 1048576', 'worker_vram_purpose_bytes{purpose="kv"} 3145728']
+    page.route("**/metrics", lambda route: route.fulfill(body="\n".join(lines)))
+    for total, label, share, text in [
+        (None, "Device memory, weights of what is used", 0.25, "4.0 MiB: weights 1.0 MiB, kv 3.0 MiB"),
+        (8 << 20, "Device memory, used of all", 0.5, "4.0 MiB of 8.0 MiB: weights 1.0 MiB, kv 3.0 MiB"),
+    ]:
+        health["vram_bytes_total"] = total
+        expect(page.locator("#memory-label")).to_have_text(label)
+        expect(page.locator("#memory-text")).to_have_text(text)
+        assert page.evaluate("document.querySelector('#memory').value") == share
+
+
+def check_failure(page, program):
+    """An engine that has failed, of a server that runs."""
+    with subprocess.Popen([program], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            page.goto(server.stdout.readline().removeprefix("listening on ").strip())
+            expect(page.locator("#state[data-ok=false]")).to_have_text("failed")
+            page.fill("#text", "hello")
+            page.click("#send")
+            expect(page.locator(".error")).to_contain_text("two steps of the engine failed")
+            expect(page.locator("#send")).to_be_enabled()
+            expect(page.locator("#text")).to_have_value("hello")
+        finally:
+            server.kill()
+    page.close()
+    print("ok  page: a server whose engine fails")
 
 
 with sync_playwright() as playwright:
     browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
     check_history(browser.new_page())
+    if len(sys.argv) > 3:
+        check_failure(browser.new_page(), sys.argv[3])
     page = browser.new_page()
     problems = []
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)

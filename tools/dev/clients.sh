@@ -56,7 +56,9 @@ run_clients() {
   "$NODE" "$CACHE/node/clients.mjs" "$1" "$CLIENT_MODEL"
 }
 
-drive_page() { "$CLIENTS/playwright/bin/python" tools/clients/page.py "$1" "$SERVER"; }
+drive_page() {
+  "$CLIENTS/playwright/bin/python" tools/clients/page.py "$1" "$SERVER" "$TARGET/debug/examples/failing_server"
+}
 
 # Valid data need not be accepted: fields exclude each other, and a schema does not state which tokens there are.
 check_document() {

@@ -151,7 +151,6 @@ fn what_the_library_warns_of_is_in_the_log() {
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }
 
-/// Runs the worker with the flags of the older one, up to its callback. Returns where to answer that, its first line,
 /// A server of a tiny model under these limits of open files (`ulimit` options).
 fn listen_under(limits: &str) -> (Child, String) {
     let model = model_that_answers("open_files.gguf", "a", None);
@@ -215,6 +214,7 @@ fn a_hard_limit_on_open_files_is_a_warning_with_the_numbers() {
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }
 
+/// Runs the worker with the flags of the older one, up to its callback. Returns where to answer that, its first line,
 /// and its body.
 fn callback(model: &str, more: &[&str]) -> (Child, TcpStream, String, Value) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

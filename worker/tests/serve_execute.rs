@@ -423,6 +423,7 @@ fn memory_off_the_device_shows_in_health() {
         setup.model.device = DeviceReport {
             sm: Some(90),
             cuda_runtime_version: Some("13.0".into()),
+            total_bytes: Some(80 << 30),
         };
         setup.model.residency = Some(Arc::new(move || match checked.load(SeqCst) {
             true => Ok(()),
@@ -437,6 +438,7 @@ fn memory_off_the_device_shows_in_health() {
         ("tokenizer_kind", json!("gguf-llama")),
         ("sm", json!(90)),
         ("cuda_runtime_version", json!("13.0")),
+        ("vram_bytes_total", json!(80u64 << 30)),
         ("state", json!("ready")),
     ] {
         assert_eq!(health[field], value, "{field}");

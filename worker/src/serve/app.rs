@@ -56,6 +56,8 @@ pub struct DeviceReport {
     pub sm: Option<u32>,
     /// "13.0" for example.
     pub cuda_runtime_version: Option<String>,
+    /// All of its memory, whoever uses it.
+    pub total_bytes: Option<u64>,
 }
 
 /// Returns why memory is not where it has to be.

@@ -607,17 +607,17 @@ fn served(
 }
 
 fn device(info: &ContextInfo) -> Outcome<DeviceReport> {
-    if info.backend != Backend::Cuda {
-        return Ok(DeviceReport::default());
-    }
-    let devices = worker_cuda::devices(Backend::Cuda)?;
+    let devices = worker_cuda::devices(info.backend)?;
     let caps = devices.iter().find(|caps| caps.ordinal == info.ordinal);
     Ok(caps.map_or_else(DeviceReport::default, |caps| {
         let (major, minor) = caps.compute_capability;
         let version = caps.runtime_version;
+        let is_cuda = info.backend == Backend::Cuda;
+        let version = is_cuda.then(|| format!("{}.{}", version / 1000, version % 1000 / 10));
         DeviceReport {
-            sm: u32::try_from(10 * major + minor).ok(),
-            cuda_runtime_version: Some(format!("{}.{}", version / 1000, version % 1000 / 10)),
+            sm: u32::try_from(10 * major + minor).ok().filter(|_| is_cuda),
+            cuda_runtime_version: version,
+            total_bytes: Some(caps.total_memory),
         }
     }))
 }

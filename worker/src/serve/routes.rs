@@ -272,6 +272,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
         "sm": app.model.device.sm,
         "cuda_runtime_version": app.model.device.cuda_runtime_version,
         "vram_bytes_used": memory.map(|list| list.iter().map(|(_, bytes)| bytes).sum::<u64>()),
+        "vram_bytes_total": app.model.device.total_bytes,
         "vocab_size": app.service.limits().vocabulary_size,
         "context_length": app.max_context(),
         "running": stats.running,

@@ -57,9 +57,12 @@ function show(health, metrics) {
   const purposes = (metrics.worker_vram_purpose_bytes ?? []).filter(([, count]) => count > 0);
   const used = purposes.reduce((sum, [, count]) => sum + count, 0);
   const weights = purposes.find(([label]) => label.includes("weights"))?.[1] ?? 0;
-  element("memory").value = used ? weights / used : 0;
+  const total = health.vram_bytes_total;
+  element("memory-label").textContent = total ? "Device memory, used of all" : "Device memory, weights of what is used";
+  element("memory").value = total ? used / total : used ? weights / used : 0;
   const parts = purposes.map(([label, count]) => `${label.match(/"(.*)"/)[1]} ${bytes(count)}`);
-  element("memory-text").textContent = parts.length ? `${bytes(used)}: ${parts.join(", ")}` : "unknown";
+  const size = total ? `${bytes(used)} of ${bytes(total)}` : bytes(used);
+  element("memory-text").textContent = parts.length ? `${size}: ${parts.join(", ")}` : "unknown";
 }
 
 // The models that can be loaded, besides the first one.
