@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
+use socket2::SockRef;
 
 use http::{Reply, request};
 use real_model::real_model;
@@ -301,6 +302,106 @@ fn a_callback_that_is_refused_ends_the_worker() {
     stream.write_all(answer).expect("it reads");
     let output = child.wait_with_output().expect("is our child");
     assert_fails(&output, 1, "the callback was answered with status 500");
+}
+
+/// Begins an answer that does not end by itself, with long events. Returns its stream when its first bytes have come.
+fn begin_endless(url: &str, model: &str) -> BufReader<TcpStream> {
+    let address = url.strip_prefix("http://").expect(url);
+    let mut client = TcpStream::connect(address).expect("it listens");
+    // What is not read waits in the server.
+    let buffer = SockRef::from(&client).set_recv_buffer_size(4096);
+    buffer.expect("a socket");
+    let body = json!({
+        "model": model, "prompt": [3], "max_tokens": ENDLESS_TOKENS - 100, "ignore_eos": true, "stream": true,
+        "logprobs": 4, "return_token_ids": true,
+    });
+    let text = request("POST /v1/completions", &[], &body.to_string());
+    client.write_all(text.as_bytes()).expect("it reads");
+    let mut stream = BufReader::new(client);
+    assert_eq!(Reply::read_head(&mut stream).status, 200);
+    let mut line = String::new();
+    while !line.starts_with("data: ") {
+        line.clear();
+        assert!(stream.read_line(&mut line).expect("UTF-8") > 0, "no data");
+    }
+    stream
+}
+
+/// Positions of a sequence that is not at its end when a test is.
+const ENDLESS_TOKENS: u32 = 200_000;
+
+/// A server of a tiny model with room for such answers, which waits for none.
+fn listen_endless(name: &str, more: &[&str]) -> (Child, String, String) {
+    let model = model_that_answers(name, "a", None);
+    let tokens = ENDLESS_TOKENS.to_string();
+    let (child, url) = listen(
+        worker(&["serve", &model, "--backend", "host", "--port", "0"])
+            .args(["--kv-tokens", &tokens, "--context", &tokens])
+            .args(["--drain-seconds", "0", "--alias", "first"])
+            .args(more)
+            .stderr(Stdio::piped()),
+    );
+    (child, url, model)
+}
+
+#[test]
+fn an_end_that_cuts_a_request_exits_with_4() {
+    let (child, url, _) = listen_endless("cut.gguf", &["--log", "off"]);
+    let mut stream = begin_endless(&url, "first");
+
+    terminate(&child);
+
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).expect("UTF-8");
+    assert!(rest.contains("\"code\":\"shut_down\""), "{rest}");
+    assert!(!rest.contains("[DONE]"), "{rest}");
+    let output = child.wait_with_output().expect("is our child");
+    assert_fails(
+        &output,
+        4,
+        "1 request had not ended in time and was cut short",
+    );
+}
+
+#[test]
+fn a_reader_that_is_slow_keeps_no_memory_of_a_model_that_is_unloaded() {
+    let model = model_that_answers("slow_second.gguf", "a", None);
+    let more = ["--worker-id=w1", "--loadable", &format!("second={model}")];
+    let (mut child, url, _) = listen_endless("slow.gguf", &more);
+    let ask = |head: &str| {
+        let address = url.strip_prefix("http://").expect(&url);
+        let mut client = TcpStream::connect(address).expect("it listens");
+        let text = request(head, &[], "");
+        client.write_all(text.as_bytes()).expect("it reads");
+        Reply::read(client)
+    };
+    let health = ask("GET /health");
+    let before = memory(&health);
+    let total = health.json()["vram_bytes_total"].as_u64();
+    assert!(total.is_some_and(|total| total > before), "{}", health.body);
+    ask("POST /v1/models/second/load");
+    assert!(memory(&ask("GET /health")) > before);
+    let stream = begin_endless(&url, "second");
+    let generated = || {
+        let text = ask("GET /metrics").body;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("worker_tokens_generated_total "));
+        line.expect("a count").to_owned()
+    };
+    // Until the answer waits for its reader.
+    let mut count = String::new();
+    while count != generated() {
+        count = generated();
+    }
+
+    let unloaded = ask("POST /v1/models/second/unload").ok();
+
+    assert_eq!(unloaded["cut_requests"], 1);
+    assert_eq!(memory(&ask("GET /health")), before);
+    drop(stream);
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }
 
 /// Starts a server whose manager has no key, with a second model in the same file, and asks it.
