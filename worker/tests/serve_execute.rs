@@ -320,9 +320,10 @@ fn a_wait_that_is_too_long_is_a_timeout() {
     served.control.release();
 
     let late = events(&Reply::read(second));
-    assert_eq!(kinds(&late), ["error"]);
-    assert_eq!(late[0]["code"], "TIMEOUT");
-    let message = late[0]["message"].as_str().expect("a message");
+    assert_eq!(kinds(&late), ["started", "error"]);
+    assert_eq!(late[0]["job_id"], "job-2");
+    assert_eq!(late[1]["code"], "TIMEOUT");
+    let message = late[1]["message"].as_str().expect("a message");
     assert!(message.contains("5 s"), "{message}");
     assert_eq!(
         events(&Reply::read(first)).last().expect("an event")["type"],

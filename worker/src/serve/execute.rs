@@ -139,7 +139,9 @@ pub async fn execute(
         begun: None,
         end: None,
     };
-    let parts = Parts::new(1, true, None);
+    let mut parts = Parts::new(1, true, None);
+    // `started` is the first event of every job, and reports that it was accepted.
+    parts.choices[0].started = true;
     let response = stream(&app, accepted, Box::new(execution), parts);
     Ok(with_ignored(response, ignored))
 }
