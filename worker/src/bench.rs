@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 use serde_json::{Value, json};
 use worker_cuda::{Engine, Row, RowStatus, Sampling, Sequence, Step, StepOutput, Ticket, Token};
 
@@ -64,6 +66,8 @@ struct Measured {
     tokens: u32,
     /// Sorted, the shortest first.
     times: Vec<Duration>,
+    /// Processor time of the same runs, in their order. That of decode includes its prompts.
+    processor_seconds: Vec<f64>,
     /// Bytes of weights read per token, for decode.
     bytes_per_token: Option<u64>,
 }
@@ -115,15 +119,16 @@ pub fn run(args: Args) -> Outcome {
     }
     let mut rows = Vec::new();
     for &length in &args.prompt_tokens {
-        let times = measure(args.repeat, || bench.prefill(length))?;
+        let (times, processor_seconds) = measure(args.repeat, || bench.prefill(length))?;
         rows.push(Measured {
             work: format!("prefill {length}"),
             tokens: length,
             times,
+            processor_seconds,
             bytes_per_token: None,
         });
     }
-    let times = measure(args.repeat, || bench.decode(&args))?;
+    let (times, processor_seconds) = measure(args.repeat, || bench.decode(&args))?;
     let mut work = format!("decode {} at {}", args.tokens, args.depth);
     if args.streams > 1 {
         work += &format!(", {} streams", args.streams);
@@ -134,6 +139,7 @@ pub fn run(args: Args) -> Outcome {
         work,
         tokens: args.tokens * args.streams,
         times,
+        processor_seconds,
         bytes_per_token,
     });
 
@@ -342,12 +348,28 @@ impl Bench {
     }
 }
 
-/// Times of `repeat` runs after one that is not counted, the shortest first.
-fn measure(repeat: u32, mut work: impl FnMut() -> Outcome<Duration>) -> Outcome<Vec<Duration>> {
+/// Times of `repeat` runs after one that is not counted, the shortest first, and their processor time in seconds.
+fn measure(
+    repeat: u32,
+    mut work: impl FnMut() -> Outcome<Duration>,
+) -> Outcome<(Vec<Duration>, Vec<f64>)> {
     work()?;
-    let mut times = (0..repeat).map(|_| work()).collect::<Outcome<Vec<_>>>()?;
+    let (mut times, mut processor_seconds) = (Vec::new(), Vec::new());
+    for _ in 0..repeat {
+        let before = processor_time()?;
+        times.push(work()?);
+        processor_seconds.push(processor_time()? - before);
+    }
     times.sort_unstable();
-    Ok(times)
+    Ok((times, processor_seconds))
+}
+
+/// Seconds that processors have worked for this process.
+fn processor_time() -> Outcome<f64> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)
+        .map_err(|error| Failure::new(format!("processor time: {error}")))?;
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
 fn print_table(rows: &[Measured], machine: &Machine, load_time: Duration) -> Outcome {
@@ -401,6 +423,7 @@ fn to_json(rows: &[Measured], machine: &Machine, load_time: Duration) -> Value {
             "tokens": row.tokens,
             "best_tokens_per_second": row.best(),
             "median_tokens_per_second": row.median(),
+            "processor_seconds": row.processor_seconds,
             "seconds": row.times.iter().map(Duration::as_secs_f64).collect::<Vec<_>>(),
             "gigabytes_per_second": row.rate().map(|rate| rate / 1e9),
             "bandwidth_percent": row.share(machine),

@@ -166,15 +166,18 @@ impl Bench {
         })
     }
 
-    /// The engine's own rate: `worker-orcd bench` of as many sequences, prompts and tokens.
-    fn engine_rate(&self) -> Outcome<f64> {
+    /// The engine's own rate, and its processor time in seconds: `worker-orcd bench` of as many sequences, prompts and
+    /// tokens.
+    fn engine_rate(&self) -> Outcome<(f64, f64)> {
         let report = self.worker_bench(&[
             ("--prompt-tokens", 16),
             ("--streams", self.get("streams")),
             ("--depth", self.get("depth")),
             ("--tokens", self.get("tokens")),
         ])?;
-        rate_of(&report, 1)
+        let seconds = report["rows"][1]["processor_seconds"].as_array();
+        let seconds = seconds.into_iter().flatten().filter_map(Value::as_f64);
+        Ok((rate_of(&report, 1)?, median(seconds.collect())))
     }
 
     fn worker_bench(&self, options: &[(&str, u32)]) -> Outcome<Value> {
@@ -209,12 +212,20 @@ impl Bench {
         let (streams, tokens) = (self.get("streams"), self.get("tokens"));
         self.streams(&server, tokens, |_| Ok(()))?; // warms up
         let (mut engine, mut served, mut wholes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut spent = [Vec::new(), Vec::new(), Vec::new()];
+        let to_ms = 1e3 / f64::from(streams * tokens);
         for turn in 1..=self.get("turns") {
-            engine.push(self.engine_rate()?);
+            let (rate, engine_s) = self.engine_rate()?;
+            engine.push(rate);
             let (mut turns, mut all) = (Vec::new(), Vec::new());
+            let (mut server_s, mut clients_s) = (Vec::new(), Vec::new());
             for _ in 0..self.get("repeat") {
+                let process = server.process_id().to_string();
+                let before = (processor_seconds(&process)?, processor_seconds("self")?);
                 let begin = Instant::now();
                 let (list, ()) = self.streams(&server, tokens, |_| Ok(()))?;
+                server_s.push(processor_seconds(&process)? - before.0);
+                clients_s.push(processor_seconds("self")? - before.1);
                 let last = list.iter().map(Stream::last).max().ok_or("no streams")?;
                 turns.push(steady_rate(&list));
                 all.push(f64::from(streams * tokens) / (last - begin).as_secs_f64());
@@ -227,6 +238,12 @@ impl Bench {
                  to the last token",
                 engine[at], served[at], wholes[at]
             );
+            let turn = [engine_s, median(server_s), median(clients_s)].map(|time| time * to_ms);
+            println!("  processor time of a token: {}", processor_text(turn));
+            spent
+                .iter_mut()
+                .zip(turn)
+                .for_each(|(all, time)| all.push(time));
         }
         let (engine, served) = (median(engine), median(served));
         let cost = 100.0 * (1.0 - served / engine);
@@ -236,6 +253,13 @@ impl Bench {
              {cost:.2} %; target {target} %: {}",
             self.get("depth"),
             verdict(cost <= target)
+        );
+        let spent = spent.map(median);
+        println!(
+            "processor time of a token, medians: {}; the server takes {:+.2} % compared with the engine, with the clients {:+.2} %",
+            processor_text(spent),
+            100.0 * (spent[1] / spent[0] - 1.0),
+            100.0 * ((spent[1] + spent[2]) / spent[0] - 1.0)
         );
         Ok(())
     }
@@ -445,6 +469,21 @@ fn steady_rate(streams: &[Stream]) -> f64 {
     let inside = all.filter(|(time, _)| *time > first && *time <= last);
     let tokens: u32 = inside.map(|(_, count)| count).sum();
     f64::from(tokens) / last.saturating_duration_since(first).as_secs_f64()
+}
+
+fn processor_text([engine, server, clients]: [f64; 3]) -> String {
+    format!("engine alone {engine:.3} ms, server {server:.3} ms, clients {clients:.3} ms")
+}
+
+/// Seconds that processors have worked for a process, in hundredths.
+fn processor_seconds(process: &str) -> Outcome<f64> {
+    let path = format!("/proc/{process}/stat");
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    // The fields behind the name, which may have spaces.
+    let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let ticks: Option<Vec<f64>> = ticks.map(|ticks| ticks.parse().ok()).collect();
+    Ok(ticks.ok_or(path)?.iter().sum::<f64>() / 100.0)
 }
 
 /// Median tokens a second of a row of `worker-orcd bench --json`.
