@@ -245,21 +245,35 @@ impl Bench {
                 .zip(turn)
                 .for_each(|(all, time)| all.push(time));
         }
+        let cost = |engine: f64, served: f64| 100.0 * (1.0 - served / engine);
+        let turns = engine.iter().zip(&served);
+        let turns = median(
+            turns
+                .map(|(engine, served)| cost(*engine, *served))
+                .collect(),
+        );
         let (engine, served) = (median(engine), median(served));
-        let cost = 100.0 * (1.0 - served / engine);
+        let cost = cost(engine, served);
         let target = f64::from(self.get("http-percent-10")) / 10.0;
         println!(
             "HTTP at {streams} streams of {tokens} tokens after {}: engine {engine:.1} tokens/s, served {served:.1}, cost \
-             {cost:.2} %; target {target} %: {}",
+             {cost:.2} % (median of the turns {turns:.2} %); target {target} %: {}",
             self.get("depth"),
             verdict(cost <= target)
         );
-        let spent = spent.map(median);
+        let more = |parts: fn(&[f64]) -> f64| {
+            let turns = (0..spent[0].len()).map(|at| spent.each_ref().map(|all| all[at]));
+            median(
+                turns
+                    .map(|turn| 100.0 * (parts(&turn[1..]) / turn[0] - 1.0))
+                    .collect(),
+            )
+        };
         println!(
-            "processor time of a token, medians: {}; the server takes {:+.2} % compared with the engine, with the clients {:+.2} %",
-            processor_text(spent),
-            100.0 * (spent[1] / spent[0] - 1.0),
-            100.0 * ((spent[1] + spent[2]) / spent[0] - 1.0)
+            "processor time of a token compared with the engine alone, medians of the turns: server {:+.2} %, server and \
+             clients {:+.2} %",
+            more(|parts| parts[0]),
+            more(|parts| parts.iter().sum())
         );
         Ok(())
     }
