@@ -46,6 +46,7 @@ lint_checks() {
   python3 tools/abi/generate.py --check
   python3 tools/lint/words.py
   python3 tools/lint/examples.py
+  python3 tools/lint/results.py
   python3 tools/dev/mutants.py check
 }
 
