@@ -409,9 +409,14 @@ fn limits_of_http_hold() {
         .assert_error(413, "body_too_large", None);
     let many: String = (0..101).map(|index| format!("h{index}: x\r\n")).collect();
     let reply = served.raw(format!("GET /health HTTP/1.1\r\n{many}\r\n").as_bytes());
-    assert_eq!(reply.status, 431);
+    assert_eq!((reply.status, reply.body.as_str()), (431, ""));
+    for (bytes, status) in [(65_534, 404), (65_535, 414)] {
+        let path = "x".repeat(bytes - 1);
+        let head = format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        assert_eq!(served.raw(head.as_bytes()).status, status);
+    }
     let reply = served.raw(b"\x16\x03\x01 no HTTP\r\n\r\n");
-    assert_eq!(reply.status, 400);
+    assert_eq!((reply.status, reply.body.as_str()), (400, ""));
     assert_still_serves(&served);
 }
 
