@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares `worker-orcd load` with an asyncio script on Python's `openai`, in turns with the same server: load.py WORKER
 MODEL [NAME=NUMBER…]. Each line of a turn has tokens per second, the median time between tokens, and the processor time
-of the client and of the server."""
+of the client and of the server. `./dev test --long` leaves the Python for it in .cache/python/openai."""
 
 import asyncio
 import json
