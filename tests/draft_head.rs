@@ -7,19 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use worker_cuda::generate::service::{
-    self, Clock, Drafting, EngineLimits, EventReceiver, ModelEngine, RowSource, StepEngine,
-    StepResults,
+    self, Clock, Drafting, EventReceiver, ModelEngine, StepEngine,
 };
 use worker_cuda::generate::{Draft, Event, ModelDraft, Request, Service, Session, Summary};
-use worker_cuda::scheduler::{Plan, RequestId};
 use worker_cuda::text::Tokenizer;
 use worker_cuda::{
-    Backend, CudaContext, Engine, EngineOptions, Error, ErrorKind, LateRow, Model, Row, Sampling,
-    Step, Token, TokenFeatures,
+    Backend, CudaContext, Engine, EngineOptions, ErrorKind, Model, Row, Sampling, Step, Token,
 };
 
+use faulty::Faulty;
 use random_model::{letters, random_head, random_model, repeating_head, repeating_model};
 
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "support/random_model.rs"]
 mod random_model;
 
@@ -310,58 +310,13 @@ fn the_guesses_of_a_service_are_right_where_those_of_a_session_are() {
     assert!(computed > 140, "{computed}");
 }
 
-/// An engine of which one step fails.
-struct Failing {
-    engine: ModelEngine,
-    steps_left: u32,
-    kind: ErrorKind,
-}
-
-impl StepEngine for Failing {
-    fn limits(&self) -> EngineLimits {
-        self.engine.limits()
-    }
-
-    fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> worker_cuda::Result<()> {
-        self.engine.submit(plan, rows)
-    }
-
-    fn lost_saves(&mut self) -> Vec<RequestId> {
-        self.engine.lost_saves()
-    }
-
-    fn sample(&mut self, rows: &[LateRow<'_>]) -> worker_cuda::Result<()> {
-        self.engine.sample(rows)
-    }
-
-    fn wait(&mut self, results: &mut StepResults) -> worker_cuda::Result<()> {
-        self.steps_left = self.steps_left.wrapping_sub(1);
-        if self.steps_left == 0 {
-            return Err(Error::new(self.kind, "this step fails"));
-        }
-        self.engine.wait(results)
-    }
-
-    fn features(&self, sequence: u32) -> Option<TokenFeatures> {
-        self.engine.features(sequence)
-    }
-
-    fn reopen(&mut self) -> worker_cuda::Result<()> {
-        self.engine.reopen()
-    }
-}
-
 #[test]
 fn a_head_follows_its_engine_after_faults() {
     for kind in [ErrorKind::DeviceError, ErrorKind::DeviceLost] {
         let model = repeating_model(&host(), &letters());
         let (engine, draft) = engine(&model, Some(&repeating_head(&model)));
-        let failing = Failing {
-            engine,
-            steps_left: 12,
-            kind,
-        };
-        let service = serve(failing, &model, draft.clone());
+        let faults = vec![(11, kind)];
+        let service = serve(Faulty { engine, faults }, &model, draft.clone());
         let (tokens, [computed, accepted]) = answer(service.submit(&request(0)).unwrap());
         assert_eq!(tokens, [2; 200], "{kind:?}");
         // Those of the failed step neither held nor not.

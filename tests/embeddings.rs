@@ -6,13 +6,13 @@ use worker_cuda::generate::service::*;
 use worker_cuda::generate::{Prompt, Service};
 use worker_cuda::{EngineOptions, ErrorKind, Gguf, Model, Token};
 
+use faulty::Faulty;
 use models::{golden, golden_hidden_states, host, tiny, tiny_models};
-use service::Faulty;
 
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "support/models.rs"]
 mod models;
-#[path = "support/service.rs"]
-mod service;
 
 const POOLINGS: [Pooling; 3] = [Pooling::Last, Pooling::First, Pooling::Mean];
 

@@ -9,13 +9,13 @@ use worker_cuda::generate::service::{
 use worker_cuda::generate::{NgramDraft, Service, service::EngineLimits};
 use worker_cuda::{EngineOptions, ErrorKind, Gguf, Model, Token};
 
+use faulty::Faulty;
 use models::{golden, host, tiny, tiny_models};
-use service::Faulty;
 
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "support/models.rs"]
 mod models;
-#[path = "support/service.rs"]
-mod service;
 
 fn limits() -> EngineLimits {
     let mut limits = EngineLimits::new(32, 1000);

@@ -14,9 +14,12 @@ use worker_cuda::{
     Sampling, Token,
 };
 
+use faulty::Faulty;
 use models::{tiny, tiny_path};
 use service::*;
 
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "support/models.rs"]
 mod models;
 #[path = "support/service.rs"]

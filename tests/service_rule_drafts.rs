@@ -15,11 +15,14 @@ use worker_cuda::text::Tokenizer;
 use worker_cuda::{ErrorKind, Token};
 
 use drafted::{Output, ngrams, oracle, outputs, requests};
+use faulty::Faulty;
 use models::tiny;
-use service::{END, Faulty, collect, count_up, engine_options, finish, options, tokenizer};
+use service::{END, collect, count_up, engine_options, finish, options, tokenizer};
 
 #[path = "support/drafted.rs"]
 mod drafted;
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "support/models.rs"]
 mod models;
 #[path = "support/service.rs"]

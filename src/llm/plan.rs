@@ -194,6 +194,7 @@ impl EngineOptions {
     }
 
     /// The draft head, if there is one.
+    #[cfg(feature = "text")]
     pub(crate) fn head(&self) -> Option<&Model> {
         self.draft_head.as_ref()
     }

@@ -1,7 +1,5 @@
 //! One step: takes rows of tokens and returns sampled tokens, probabilities and logits.
 
-use std::sync::Arc;
-
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::llm::engine::{OutputSize, Sequence, Token, TokenFeatures};
@@ -70,13 +68,14 @@ impl Sampling {
     }
 
     /// The same for a row with so many drafts, all of whose tokens have the same mask.
-    pub(crate) fn with_drafts(self: &Arc<Self>, drafts: usize) -> Arc<Self> {
+    #[cfg(feature = "text")]
+    pub(crate) fn with_drafts(self: &std::sync::Arc<Self>, drafts: usize) -> std::sync::Arc<Self> {
         if self.mask.is_empty() || drafts == 0 {
-            return Arc::clone(self);
+            return self.clone();
         }
         let mut sampling = Self::clone(self);
         sampling.mask = self.mask.repeat(1 + drafts);
-        Arc::new(sampling)
+        sampling.into()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What tests of services share: a service on a scripted engine, what its receivers get, and an engine that fails.
+//! What tests of services share: a service on a scripted engine, and what its receivers get.
 #![allow(dead_code)] // each test file uses what it needs
 
 use std::sync::Arc;
@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use worker_cuda::generate::service::*;
 use worker_cuda::generate::{FinishReason, Service};
-use worker_cuda::scheduler::{Plan, RequestId};
 use worker_cuda::text::{Tokenizer, Vocabulary};
-use worker_cuda::{EngineOptions, ErrorKind, LateRow, Sampling, Token};
+use worker_cuda::{EngineOptions, Sampling, Token};
 
 /// Sixty-four tokens of one letter each: token i is the character '!' + i.
 pub fn tokenizer() -> Arc<Tokenizer> {
@@ -158,47 +157,4 @@ pub fn request(number: u32) -> Request {
     request.max_tokens = Some(40);
     request.sampling = sampling(number);
     request
-}
-
-/// Reports errors in place of the engine's results.
-pub struct Faulty {
-    pub engine: ModelEngine,
-    /// Steps that end well before it, and what it is; the last is the next.
-    pub faults: Vec<(u32, ErrorKind)>,
-}
-
-impl StepEngine for Faulty {
-    fn limits(&self) -> EngineLimits {
-        self.engine.limits()
-    }
-
-    fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> worker_cuda::Result<()> {
-        self.engine.submit(plan, rows)
-    }
-
-    fn lost_saves(&mut self) -> Vec<RequestId> {
-        self.engine.lost_saves()
-    }
-
-    fn sample(&mut self, rows: &[LateRow<'_>]) -> worker_cuda::Result<()> {
-        self.engine.sample(rows)
-    }
-
-    fn wait(&mut self, results: &mut StepResults) -> worker_cuda::Result<()> {
-        match self.faults.last_mut() {
-            Some(&mut (0, kind)) => {
-                self.faults.pop();
-                Err(worker_cuda::Error::new(kind, "injected"))
-            }
-            Some((left, _)) => {
-                *left -= 1;
-                self.engine.wait(results)
-            }
-            None => self.engine.wait(results),
-        }
-    }
-
-    fn reopen(&mut self) -> worker_cuda::Result<()> {
-        self.engine.reopen()
-    }
 }

@@ -9,15 +9,15 @@ use worker_cuda::{
 };
 use worker_orcd::serve::{Ended, ServedModel};
 
+use faulty::Faulty;
 use http::{Reply, Running};
-use service::Faulty;
 
+#[path = "../../tests/support/faulty.rs"]
+mod faulty;
 #[path = "support/http.rs"]
 mod http;
 #[path = "../../tests/support/models.rs"]
 mod models;
-#[path = "../../tests/support/service.rs"]
-mod service;
 
 fn bytes(context: &CudaContext) -> u64 {
     let memory = context.memory(Purpose::Any).expect("a ledger");
