@@ -32,6 +32,13 @@ fn listen(command: &mut Command) -> (Child, String) {
     (child, url.to_owned())
 }
 
+fn first_log_line(child: &mut Child) -> Value {
+    let mut line = String::new();
+    let log = child.stderr.take().expect("is piped");
+    BufReader::new(log).read_line(&mut line).expect("UTF-8");
+    serde_json::from_str(&line).expect("JSON")
+}
+
 #[test]
 fn wrong_usage_exits_with_2() {
     let open = run(&["serve", "model.gguf", "--host", "0.0.0.0", "--port", "0"]);
@@ -137,10 +144,7 @@ fn what_the_library_warns_of_is_in_the_log() {
             .stderr(Stdio::piped()),
     );
 
-    let mut line = String::new();
-    let log = child.stderr.take().expect("is piped");
-    BufReader::new(log).read_line(&mut line).expect("UTF-8");
-    let line: Value = serde_json::from_str(&line).expect("JSON");
+    let line = first_log_line(&mut child);
 
     assert_eq!(
         (&line["level"], &line["part"]),
@@ -196,11 +200,7 @@ fn a_soft_limit_on_open_files_does_not_limit_connections() {
 fn a_hard_limit_on_open_files_is_a_warning_with_the_numbers() {
     let (mut child, _) = listen_under("ulimit -n 128");
 
-    let mut line = String::new();
-    let log = child.stderr.take().expect("is piped");
-    BufReader::new(log).read_line(&mut line).expect("UTF-8");
-
-    let line: Value = serde_json::from_str(&line).expect("JSON");
+    let line = first_log_line(&mut child);
     assert_eq!(
         (&line["level"], &line["part"]),
         (&json!("warning"), &json!("serve"))

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use axum::response::Response;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use worker_cuda::generate::service::{Stop, Usage};
 use worker_cuda::generate::{FinishReason, Prompt};
 
 use super::app::App;
+use super::chat::{Chat, ToolShape};
 use super::completions::{Conversation, Shape};
 use super::error::ApiError;
 use super::fields::{Fields, wrong_type};
 use super::generation::{Part, blocking};
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
-use super::names::Names;
 use super::parameters::check_model;
 use super::routes::json_response;
 use super::rules::response_format;
@@ -80,16 +80,13 @@ pub const HARMLESS: [&str; 5] = [
 
 /// The same request as one for a chat.
 fn as_chat(mut fields: Fields) -> Result<Conversation> {
-    let mut chat = Chat {
-        names: Names::new(&[
-            ("max_completion_tokens", "max_tokens"),
-            ("stop", "stop_sequences"),
-            ("response_format", "output_config.format"),
-            ("reasoning_effort", "output_config.effort"),
-            ("tool_choice.function", "tool_choice"),
-        ]),
-        ..Chat::default()
-    };
+    let mut chat = Chat::new(&[
+        ("max_completion_tokens", "max_tokens"),
+        ("stop", "stop_sequences"),
+        ("response_format", "output_config.format"),
+        ("reasoning_effort", "output_config.effort"),
+        ("tool_choice.function", "tool_choice"),
+    ]);
     for name in SHARED {
         if let Some(value) = fields.take(name) {
             chat.fields.insert(name.into(), value);
@@ -114,7 +111,7 @@ fn as_chat(mut fields: Fields) -> Result<Conversation> {
         chat.message(format!("messages[{index}]"), value)?;
     }
     if let Some(tools) = fields.take("tools") {
-        chat.tools(tools)?;
+        chat.tools(tools, &TOOLS)?;
     }
     if let Some(choice) = fields.take_object("tool_choice")? {
         chat.tool_choice(choice)?;
@@ -143,36 +140,16 @@ fn as_chat(mut fields: Fields) -> Result<Conversation> {
         }
     }
     fields.end(&mut chat.unknown);
-    chat.fields.insert("messages".into(), chat.messages.into());
-    Ok(Conversation {
-        fields: Fields::from_map(chat.fields),
-        unknown: chat.unknown,
-        names: chat.names,
-    })
+    Ok(chat.into_conversation())
 }
 
-/// The chat that a request becomes.
-#[derive(Default)]
-struct Chat {
-    fields: Map<String, Value>,
-    messages: Vec<Value>,
-    /// By the client's names.
-    unknown: Vec<String>,
-    names: Names,
-}
+const TOOLS: ToolShape = ToolShape {
+    is_function: |kind| matches!(kind, None | Some("custom")),
+    parameters: "input_schema",
+    ignored: &["cache_control", "eager_input_streaming", "strict"],
+};
 
 impl Chat {
-    /// Appends a message, which is that of the client with this name.
-    fn push(&mut self, original: &str, message: Value) {
-        self.names.add(self.next_message(), original);
-        self.messages.push(message);
-    }
-
-    /// The name of the next message.
-    fn next_message(&self) -> String {
-        format!("messages[{}]", self.messages.len())
-    }
-
     /// Text, or blocks of text. A block that clients put in front, and that differs in each request, is left out: it
     /// would make all prompts differ from the start.
     fn system_text(&mut self, system: Value) -> Result<String> {
@@ -285,37 +262,6 @@ impl Chat {
             message["reasoning_content"] = reasoning.into();
         }
         self.push(&path, message);
-        Ok(())
-    }
-
-    /// Tools that the client runs; the others are those of Anthropic's own servers, which are not here.
-    fn tools(&mut self, tools: Value) -> Result<()> {
-        let Value::Array(list) = tools else {
-            return Err(wrong_type("tools".into(), "a list", &tools));
-        };
-        let mut found: Vec<Value> = Vec::new();
-        for (index, tool) in list.into_iter().enumerate() {
-            let path = format!("tools[{index}]");
-            let mut tool = Fields::object(path.clone(), tool)?;
-            if !matches!(tool.string("type")?.as_deref(), None | Some("custom")) {
-                self.unknown.push(tool.name("type"));
-                continue;
-            }
-            let function = json!({
-                "name": tool.take("name"),
-                "description": tool.take("description"),
-                "parameters": tool.take("input_schema"),
-            });
-            tool.skip(&["cache_control", "eager_input_streaming", "strict"]);
-            tool.end(&mut self.unknown);
-            let name = format!("tools[{}]", found.len());
-            let parameters = format!("{name}.function.parameters");
-            self.names.add(parameters, format!("{path}.input_schema"));
-            self.names.add(format!("{name}.function"), path.as_str());
-            self.names.add(name, path);
-            found.push(json!({ "type": "function", "function": function }));
-        }
-        self.fields.insert("tools".into(), found.into());
         Ok(())
     }
 

@@ -37,6 +37,7 @@ pub use tls::Tls;
 mod anthropic;
 mod app;
 mod calls;
+mod chat;
 mod command;
 mod completions;
 mod config;

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use axum::response::Response;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use worker_cuda::generate::FinishReason;
 use worker_cuda::generate::service::Usage;
 
 use super::app::{App, unix_seconds};
+use super::chat::{Chat, ToolShape};
 use super::completions::{Conversation, Shape};
 use super::error::ApiError;
 use super::fields::{Fields, wrong_type};
 use super::generation::Part;
 use super::input::Input;
-use super::names::Names;
 use super::sse::{Wire, write_named};
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -59,15 +59,12 @@ pub const HARMLESS: [&str; 11] = [
 
 /// The same request as one for a chat.
 fn as_chat(mut fields: Fields) -> Result<Conversation> {
-    let mut chat = Chat {
-        names: Names::new(&[
-            ("max_completion_tokens", "max_output_tokens"),
-            ("messages", "input"),
-            ("response_format", "text.format"),
-            ("reasoning_effort", "reasoning.effort"),
-        ]),
-        ..Chat::default()
-    };
+    let mut chat = Chat::new(&[
+        ("max_completion_tokens", "max_output_tokens"),
+        ("messages", "input"),
+        ("response_format", "text.format"),
+        ("reasoning_effort", "reasoning.effort"),
+    ]);
     for name in SHARED {
         if let Some(value) = fields.take(name) {
             chat.fields.insert(name.into(), value);
@@ -103,7 +100,7 @@ fn as_chat(mut fields: Fields) -> Result<Conversation> {
         other => return Err(wrong_type("input".into(), "a string or a list", &other)),
     }
     if let Some(tools) = fields.take("tools") {
-        chat.tools(tools)?;
+        chat.tools(tools, &TOOLS)?;
         if let Some(choice) = fields.take("tool_choice") {
             if choice.get("function").is_none() {
                 chat.names.add("tool_choice.function", "tool_choice");
@@ -127,36 +124,16 @@ fn as_chat(mut fields: Fields) -> Result<Conversation> {
         reasoning.end(&mut chat.unknown);
     }
     fields.end(&mut chat.unknown);
-    chat.fields.insert("messages".into(), chat.messages.into());
-    Ok(Conversation {
-        fields: Fields::from_map(chat.fields),
-        unknown: chat.unknown,
-        names: chat.names,
-    })
+    Ok(chat.into_conversation())
 }
 
-/// The chat that a request becomes.
-#[derive(Default)]
-struct Chat {
-    fields: Map<String, Value>,
-    messages: Vec<Value>,
-    /// By the client's names.
-    unknown: Vec<String>,
-    names: Names,
-}
+const TOOLS: ToolShape = ToolShape {
+    is_function: |kind| kind == Some("function"),
+    parameters: "parameters",
+    ignored: &["strict"],
+};
 
 impl Chat {
-    /// Appends a message, which is the client's item with this name.
-    fn push(&mut self, original: &str, message: Value) {
-        self.names.add(self.next_message(), original);
-        self.messages.push(message);
-    }
-
-    /// The name of the next message.
-    fn next_message(&self) -> String {
-        format!("messages[{}]", self.messages.len())
-    }
-
     /// Appends what one item says. Ids and states of items are not needed.
     fn item(&mut self, path: String, value: Value) -> Result<()> {
         let mut item = Fields::object(path.clone(), value)?;
@@ -228,35 +205,6 @@ impl Chat {
             .add(format!("{name}.id"), format!("{path}.call_id"));
         self.names.add(format!("{name}.function"), path);
         self.names.add(name, path);
-    }
-
-    /// Functions that the client runs; other tools are those of OpenAI's own servers, which are not here.
-    fn tools(&mut self, tools: Value) -> Result<()> {
-        let Value::Array(list) = tools else {
-            return Err(wrong_type("tools".into(), "a list", &tools));
-        };
-        let mut found: Vec<Value> = Vec::new();
-        for (index, tool) in list.into_iter().enumerate() {
-            let path = format!("tools[{index}]");
-            let mut tool = Fields::object(path.clone(), tool)?;
-            if tool.string("type")?.as_deref() != Some("function") {
-                self.unknown.push(tool.name("type"));
-                continue;
-            }
-            let function = json!({
-                "name": tool.take("name"),
-                "description": tool.take("description"),
-                "parameters": tool.take("parameters"),
-            });
-            tool.skip(&["strict"]);
-            tool.end(&mut self.unknown);
-            let name = format!("tools[{}]", found.len());
-            self.names.add(format!("{name}.function"), path.as_str());
-            self.names.add(name, path);
-            found.push(json!({ "type": "function", "function": function }));
-        }
-        self.fields.insert("tools".into(), found.into());
-        Ok(())
     }
 }
 
