@@ -13,7 +13,7 @@ kernels=GpuStep.*:GpuEmbed.*:GpuSoftcap*:GpuRopeKv.rows*:GpuRepack.takes*:GpuAtt
 kernels+=:GpuAttentionDecode.teams_of_warps_store*:GpuAttentionOperand.of_rows_that_share*:GpuAttentionHost.*:GpuAttention.softcap*:Path/GpuLinear.odd*/linear_batch:Path/GpuLinear.odd*/packed_gemm
 suite=$kernels:GpuAttentionOperand.of_prompts*:GpuPackedGemm.a_gate_of_zeros*:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Path/GpuLinear.gates*
 suite+=:Path/GpuLinear.every_format*/linear_batch:Path/GpuLinear.every_format*/packed_gemm:GpuLinearVector.products*:Gpu/ModelUpload.expands*
-suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*
+suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*:Gpu/DraftHeads.*
 suite+=:GpuCatalogue.equals_numpy:GpuCatalogue.element_wise*:GpuCatalogue.unknown*:GpuKernels.*:GpuStreams.*
 suite+=:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention2048*:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention1024*
 suite+=:GpuModules.are*:GpuRegistry.*:GpuZctlSession.*:GpuGemmApi.large*
@@ -26,6 +26,7 @@ tables+=:GpuGemmApi.odd*:GpuGemmApi.fp8*
 crowded=Gpu/TableConformance.memory_info_follows*
 # racecheck is ten times slower still: whole steps only once, with sampling.
 races=$kernels:GpuCatalogue.equals_numpy:GpuKernels.vector_add*:Gpu/Step.top_logprobs*
+races+=:Gpu/DraftHeads.logits_are*:Gpu/DraftHeads.drafts_continue*
 races+=:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention1024*
 # A test that was renamed is not left out without a word.
 for pattern in $(tr : ' ' <<<"${suite%%:-*}:$tables:$crowded:$races"); do
