@@ -657,6 +657,27 @@ fn the_log_has_texts_only_on_request_and_reports_who_left() {
 }
 
 #[test]
+fn a_job_ended_by_cancel_is_cancelled_in_the_log_and_the_metrics() {
+    let (served, lines) = logged(false);
+    let job = json!({ "job_id": "job-1", "prompt": "say on", "max_tokens": 2048 });
+    served.control.hold();
+    let stream = served.begin("/execute", &job);
+    served.wait_for_running(1);
+
+    served.post("/cancel", &json!({ "job_id": "job-1" }));
+    served.control.release();
+
+    let reply = Reply::read(stream);
+    assert!(reply.body.contains("CANCELLED"), "{}", reply.body);
+    let lines = log_lines(&lines, 2);
+    let line = lines.iter().find(|line| line["path"] == "/execute");
+    assert_eq!(line.expect("a line")["outcome"], "cancelled");
+    let metrics = served.get("/metrics").body;
+    assert!(metrics.contains("worker_requests_total{outcome=\"cancelled\"} 1"));
+    assert!(!metrics.contains("worker_requests_total{outcome=\"done\"}"));
+}
+
+#[test]
 fn the_role_of_a_key_decides_its_paths() {
     let served = Served::with(|setup| {
         let keys = Keys::parse("monitor-monitor-1 role=monitor\n").expect("keys");

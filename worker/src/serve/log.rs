@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use worker_cuda::generate::service::{Event, Usage};
+use worker_cuda::generate::FinishReason;
+use worker_cuda::generate::service::Event;
 
 use super::app::{App, unix_seconds};
 use super::keys::Caller;
@@ -60,7 +61,9 @@ struct Record {
     queued: Option<Duration>,
     first_token: Option<Duration>,
     last_token: Option<Duration>,
-    end: Option<Result<Usage, &'static str>>,
+    /// A choice was cancelled.
+    was_cancelled: bool,
+    end: Option<Result<(), &'static str>>,
     texts: Option<(String, String)>,
 }
 
@@ -132,7 +135,10 @@ impl Entry {
                 record.last_token = Some(now);
                 record.completion_tokens += 1;
             }
-            Event::Finished { text, .. } => append(text),
+            Event::Finished { reason, text, .. } => {
+                append(text);
+                record.was_cancelled |= *reason == FinishReason::Cancelled;
+            }
             Event::Started {
                 queued,
                 cached_tokens,
@@ -141,7 +147,7 @@ impl Entry {
                 record.queued.get_or_insert(*queued);
                 record.cached_tokens += cached_tokens;
             }
-            Event::Done(usage) => record.end = Some(Ok(*usage)),
+            Event::Done(_) => record.end = Some(Ok(())),
             Event::Failed(error) => record.end = Some(Err(error.as_str())),
             _ => {}
         }
@@ -151,7 +157,8 @@ impl Entry {
 impl Record {
     fn outcome(&self) -> &'static str {
         match &self.end {
-            Some(Ok(_)) => "done",
+            Some(Ok(())) if self.was_cancelled => "cancelled",
+            Some(Ok(())) => "done",
             Some(Err(name)) => name,
             None if self.accepted => "cancelled",
             None if self.status < 400 => "answered",
