@@ -49,9 +49,9 @@ fn requests(document: &Value) -> Vec<(String, Value, Map<String, Value>)> {
     let described = paths.filter_map(|(path, operations)| {
         let body = &operations["post"]["requestBody"]["content"]["application/json"];
         let fields = body["schema"]["properties"].as_object()?.clone();
-        let required = body["schema"]["required"].as_array()?;
+        let required = body["schema"]["required"].as_array().into_iter().flatten();
         let mut least = json!({});
-        for name in required.iter().filter_map(Value::as_str) {
+        for name in required.filter_map(Value::as_str) {
             least[name] = match name {
                 "model" => json!("scripted"),
                 "messages" => json!([{ "role": "user", "content": "say hi" }]),

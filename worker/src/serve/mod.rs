@@ -64,6 +64,7 @@ mod responses;
 mod room;
 mod routes;
 mod rules;
+mod schema;
 mod server;
 mod socket;
 mod split;

@@ -2,217 +2,160 @@
 //! one (`fields.rs`), so there are no types to derive this from; tests send each field that is named here, and look for
 //! fields that are not.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+use utoipa::openapi::header::HeaderBuilder;
+use utoipa::openapi::path::{OperationBuilder, ParameterBuilder, ParameterIn};
+use utoipa::openapi::request_body::RequestBodyBuilder;
+use utoipa::openapi::schema::SchemaType;
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{
+    ComponentsBuilder, Content, HttpMethod, InfoBuilder, ObjectBuilder, OpenApiBuilder, PathItem,
+    PathsBuilder, Required, Response, ResponseBuilder, SecurityRequirement, Type,
+};
 use worker_cuda::generate::service::{MAX_CHOICES, MAX_STOPS};
 use worker_cuda::scheduler::{MAX_PRIORITY, MAX_STOP_TOKENS};
 
 use super::parameters::{self, DAY_MS, MAX_PENALTY_TOKENS, MAX_TOP_LOGPROBS};
+use super::schema::{
+    Field, SchemaRef, any_of, boolean, bounded, constant, enumeration, list, list_up_to, natural,
+    non_empty_string, number, object, object_of, object_with, or_null, reference, string,
+    string_or_object, typed, whole,
+};
 use super::{anthropic, embeddings, execute, responses};
 
-/// A name of a field and what it takes.
-type Field = (&'static str, Value);
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+const TEXT: &str = "text/plain";
+
+/// A path and what it does.
+type Path = (&'static str, OperationBuilder);
 
 /// The document of a server that offers models of these names.
 pub fn document(names: &[String]) -> Value {
-    let model = json!({ "$ref": "#/components/schemas/Model" });
-    let mut paths = Map::new();
-    let mut add = |path: &str, method: &str, operation: Value| {
-        paths.entry(path).or_insert_with(|| json!({}))[method] = operation;
-    };
-    for (path, summary, required, fields, answer) in posts(&model) {
-        add(path, "post", post(summary, &required, fields, answer));
+    let description = "Docs: docs/SERVING.md. A field that is null counts as absent.";
+    let info = InfoBuilder::new()
+        .title("worker-orcd")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(description));
+    let mut paths = PathsBuilder::new();
+    for (path, operation) in posts().into_iter().chain(jobs()).chain(loads()) {
+        paths = paths.path(path, PathItem::new(HttpMethod::Post, operation));
     }
-    for (path, summary, required, fields) in jobs() {
-        let mut operation = post(summary, &required, fields, json!(null));
-        for (_, response) in operation["responses"].as_object_mut().into_iter().flatten() {
-            if response.get("content").is_some() {
-                let schema = json!({ "$ref": "#/components/schemas/JobError" });
-                response["content"] = json_content(schema);
-            }
-        }
-        operation["responses"][if path == "/execute" { "200" } else { "202" }] = match path {
-            "/execute" => json!({
-                "description": "Events: started, token, metrics, end or error",
-                "headers": ignored_header(),
-                "content": { "text/event-stream": { "schema": object(&["event", "data"]) } },
-            }),
-            _ => json!({ "description": "Accepted", "content": json_content(object(&["status"])) }),
-        };
-        add(path, "post", operation);
+    for (path, operation) in gets() {
+        paths = paths.path(path, PathItem::new(HttpMethod::Get, operation));
     }
-    for (path, operation) in loads() {
-        add(path, "post", with_id(operation, &model));
-    }
-    for (path, summary, answer) in gets() {
-        let mut operation = json!({ "summary": summary, "responses": answers(answer, &[]) });
-        if path.ends_with("{id}") {
-            operation = with_id(operation, &model);
-        }
-        if path.starts_with("/health") {
-            let unwell =
-                json!({ "description": "It cannot serve", "content": json_content(object(&[])) });
-            operation["responses"]["503"] = unwell;
-        }
-        if ["/health/live", "/health/ready"].contains(&path) {
-            operation["security"] = json!([]);
-        }
-        add(path, "get", operation);
-    }
-    json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "worker-orcd",
-            "version": env!("CARGO_PKG_VERSION"),
-            "description": "Docs: docs/SERVING.md. A field that is null counts as absent.",
-        },
-        "security": [{ "bearer": [] }, { "header": [] }, {}],
-        "components": {
-            "securitySchemes": {
-                "bearer": { "type": "http", "scheme": "bearer" },
-                "header": { "type": "apiKey", "in": "header", "name": "x-api-key" },
-            },
-            "schemas": {
-                "Model": { "type": "string", "enum": names },
-                "Error": error_schema(),
-                "JobError": { "anyOf": [object(&["errors"]), object(&["code", "message"])] },
-            },
-        },
-        "paths": paths,
-    })
+    let model = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .enum_values(Some(names.to_vec()));
+    let error = object_with([("message", string()), ("type", string())]);
+    // Anthropic's errors have a type next to the error.
+    let error = object_with([("error", error)]);
+    let job_error = any_of([object(&["errors"]), object(&["code", "message"])]);
+    let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    let header = SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("x-api-key")));
+    let components = ComponentsBuilder::new()
+        .security_scheme("bearer", bearer)
+        .security_scheme("header", header)
+        .schema("Model", model)
+        .schema("Error", error)
+        .schema("JobError", job_error);
+    let key = |name| SecurityRequirement::new(name, [""; 0]);
+    let without_key = SecurityRequirement::default();
+    let document = OpenApiBuilder::new()
+        .info(info)
+        .security(Some([key("bearer"), key("header"), without_key]))
+        .components(Some(components.build()))
+        .paths(paths);
+    json!(document.build())
 }
 
-type Post = (
-    &'static str,
-    &'static str,
-    Vec<&'static str>,
-    Vec<Field>,
-    Value,
-);
-
-/// Paths that take a body: summary, required fields, all fields, the answer.
-fn posts(model: &Value) -> Vec<Post> {
-    let with_model = |mut fields: Vec<Field>| {
-        fields.push(("model", model.clone()));
-        fields
-    };
-    let chat = || [sampling(), generation(), messages(), chat_only()].concat();
-    let text = || [sampling(), generation(), text_only()].concat();
-    let completion = |object: &str| {
-        let choice = object_with(&[("index", whole(0, 15)), ("finish_reason", string())]);
-        object_with(&[
-            ("id", string()),
-            ("object", json!({ "const": object })),
-            ("created", natural()),
-            ("model", string()),
-            ("choices", list(choice)),
-            ("usage", usage(["prompt_tokens", "completion_tokens"])),
-        ])
-    };
-    vec![
-        (
+/// Paths that take a body with a model.
+fn posts() -> [Path; 9] {
+    let chat = [sampling(), generation(), messages(), chat_only()].concat();
+    let text = [sampling(), generation(), text_only()].concat();
+    let content = vec![
+        ("content", string()),
+        ("prompt", string()),
+        ("add_special", boolean()),
+        ("parse_special", boolean()),
+    ];
+    let template = vec![("add_generation_prompt", boolean())];
+    [
+        post(
             "/v1/chat/completions",
             "Answers a conversation",
-            vec!["model", "messages"],
-            with_model(chat()),
+            &["model", "messages"],
+            chat,
             completion("chat.completion"),
         ),
-        (
+        post(
             "/v1/completions",
             "Continues a text or tokens",
-            vec!["model", "prompt"],
-            with_model(text()),
+            &["model", "prompt"],
+            text,
             completion("text_completion"),
         ),
-        (
+        post(
             "/v1/embeddings",
             "Converts texts or tokens to vectors",
-            vec!["model", "input"],
-            with_model(embeddings_fields()),
-            object_with(&[
-                ("object", json!({ "const": "list" })),
-                ("model", string()),
-                ("data", list(embedding())),
-                (
-                    "usage",
-                    object_with(&[("prompt_tokens", natural()), ("total_tokens", natural())]),
-                ),
-            ]),
+            &["model", "input"],
+            embeddings_fields(),
+            embeddings_answer(),
         ),
-        (
+        post(
             "/v1/responses",
             "Answers by OpenAI's Responses API, without state",
-            vec!["model", "input"],
-            with_model(responses_fields()),
-            object_with(&[
-                ("id", string()),
-                ("object", json!({ "const": "response" })),
-                ("status", json!({ "enum": ["completed", "incomplete"] })),
-                ("output", list(object(&["type", "id"]))),
-                ("usage", usage(["input_tokens", "output_tokens"])),
-            ]),
+            &["model", "input"],
+            responses_fields(),
+            responses_answer(),
         ),
-        (
+        post(
             "/v1/messages",
             "Answers a conversation by Anthropic's API",
-            vec!["model", "messages", "max_tokens"],
-            with_model(anthropic_fields()),
-            object_with(&[
-                ("id", string()),
-                ("type", json!({ "const": "message" })),
-                ("role", json!({ "const": "assistant" })),
-                ("content", list(object(&["type"]))),
-                ("stop_reason", string()),
-                ("usage", object(&["input_tokens", "output_tokens"])),
-            ]),
+            &["model", "messages", "max_tokens"],
+            anthropic_fields(),
+            anthropic_answer(),
         ),
-        (
+        post(
             "/v1/messages/count_tokens",
             "Counts the tokens of such a request",
-            vec!["model", "messages"],
-            with_model(anthropic_fields()),
-            object_with(&[("input_tokens", natural())]),
+            &["model", "messages"],
+            anthropic_fields(),
+            object_with([("input_tokens", natural())]),
         ),
-        (
+        post(
             "/tokenize",
             "Converts a text or messages to tokens",
-            vec![],
-            [
-                with_model(messages()),
-                vec![
-                    ("content", string()),
-                    ("prompt", string()),
-                    ("add_special", boolean()),
-                    ("parse_special", boolean()),
-                ],
-            ]
-            .concat(),
-            object_with(&[("tokens", tokens()), ("count", natural())]),
+            &[],
+            [messages(), content].concat(),
+            object_with([("tokens", tokens()), ("count", natural())]),
         ),
-        (
+        post(
             "/detokenize",
             "Converts tokens to a text",
-            vec!["tokens"],
-            with_model(vec![("tokens", tokens()), ("show_special", boolean())]),
-            object_with(&[("content", string()), ("prompt", string())]),
+            &["tokens"],
+            vec![("tokens", tokens()), ("show_special", boolean())],
+            object_with([("content", string()), ("prompt", string())]),
         ),
-        (
+        post(
             "/apply-template",
             "Writes messages as the chat template does",
-            vec!["messages"],
-            with_model([messages(), vec![("add_generation_prompt", boolean())]].concat()),
-            object_with(&[("prompt", string())]),
+            &["messages"],
+            [messages(), template].concat(),
+            object_with([("prompt", string())]),
         ),
     ]
 }
 
-/// The older worker's paths: summary, required fields, all fields.
-fn jobs() -> Vec<(&'static str, &'static str, Vec<&'static str>, Vec<Field>)> {
-    let stops = json!({ "type": "array", "items": stop(), "maxItems": execute::MAX_STOPS });
-    let prompt =
-        json!({ "type": "string", "minLength": 1, "maxLength": execute::MAX_PROMPT_CHARS });
+/// The older worker's paths.
+fn jobs() -> [Path; 3] {
+    let prompt = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .min_length(Some(1))
+        .max_length(Some(execute::MAX_PROMPT_CHARS));
     let fields = vec![
-        ("job_id", stop()),
-        ("prompt", prompt),
+        ("job_id", non_empty_string()),
+        ("prompt", prompt.into()),
         ("max_tokens", whole(1, execute::MAX_TOKENS)),
         ("temperature", number(0.0, 2.0)),
         ("seed", whole(0, u64::MAX)),
@@ -220,148 +163,205 @@ fn jobs() -> Vec<(&'static str, &'static str, Vec<&'static str>, Vec<Field>)> {
         ("top_k", natural()),
         ("repetition_penalty", number(0.0, 2.0)),
         ("min_p", number(0.0, 1.0)),
-        ("stop", stops),
+        ("stop", list_up_to(execute::MAX_STOPS, non_empty_string())),
     ];
-    vec![
-        (
-            "/execute",
-            "Runs a job of the older worker",
-            vec!["job_id", "prompt", "max_tokens"],
-            fields,
-        ),
-        (
-            "/cancel",
-            "Cancels such a job",
-            vec!["job_id"],
-            vec![("job_id", stop())],
-        ),
-        (
-            "/shutdown",
-            "Ends the server when its requests have ended",
-            vec![],
-            vec![],
-        ),
+    let job = |summary, required: &[&str], fields| with_body(summary, "JobError", required, fields);
+    let required = ["job_id", "prompt", "max_tokens"];
+    let execute = job("Runs a job of the older worker", &required, fields);
+    let cancel = job(
+        "Cancels such a job",
+        &["job_id"],
+        vec![("job_id", non_empty_string())],
+    );
+    let shutdown = job("Ends the server when its requests have ended", &[], vec![]);
+    let events = events("Events: started, token, metrics, end or error");
+    let accepted = || response("Accepted", JSON, object(&["status"]));
+    [
+        ("/execute", execute.response("200", with_ignored(events))),
+        ("/cancel", cancel.response("202", accepted())),
+        ("/shutdown", shutdown.response("202", accepted())),
     ]
-}
-
-/// The path of a model names it.
-fn with_id(mut operation: Value, model: &Value) -> Value {
-    operation["parameters"] =
-        json!([{ "name": "id", "in": "path", "required": true, "schema": model }]);
-    operation
 }
 
 /// Paths of admins without a body.
-fn loads() -> [(&'static str, Value); 2] {
-    let events = json!({
-        "description": "Events: progress, and loaded or error",
-        "content": { "text/event-stream": { "schema": object(&["event", "data"]) } },
-    });
-    let mut load = answers(json!(null), &["409", "500", "503"]);
-    load["200"] = events;
-    let unloaded = object(&["id", "state", "cut_requests"]);
-    let unload = answers(unloaded, &["409", "500", "503"]);
+fn loads() -> [Path; 2] {
+    let load = |summary, answer| {
+        let operation = operation(summary, "Error", &["409", "500", "503"]);
+        with_id(operation.response("200", answer))
+    };
+    let loaded = events("Events: progress, and loaded or error");
+    let unloaded = answer(object(&["id", "state", "cut_requests"]));
     [
-        (
-            "/v1/models/{id}/load",
-            json!({ "summary": "Loads a model", "responses": load }),
-        ),
-        (
-            "/v1/models/{id}/unload",
-            json!({ "summary": "Unloads a model", "responses": unload }),
-        ),
+        ("/v1/models/{id}/load", load("Loads a model", loaded)),
+        ("/v1/models/{id}/unload", load("Unloads a model", unloaded)),
     ]
 }
 
-/// Paths without a body: summary, the answer.
-fn gets() -> Vec<(&'static str, &'static str, Value)> {
+/// Paths without a body.
+fn gets() -> [Path; 7] {
+    let get = |summary, answer| operation(summary, "Error", &[]).response("200", answer);
+    let health = |summary, fields: &[&str]| {
+        let unwell = response("It cannot serve", JSON, object(&[]));
+        get(summary, answer(object(fields))).response("503", unwell)
+    };
     let model = || object(&["id", "object", "state"]);
-    let models = object_with(&[
-        ("object", json!({ "const": "list" })),
-        ("data", list(model())),
-    ]);
-    let health = object(&["status", "state", "model", "running", "waiting"]);
-    vec![
-        ("/v1/models", "Lists the models", models),
-        ("/v1/models/{id}", "Describes a model", model()),
-        ("/health", "Describes the state of the server", health),
-        (
-            "/health/live",
-            "Whether the engine makes progress",
-            object(&["status"]),
-        ),
-        (
-            "/health/ready",
-            "Whether requests are accepted",
-            object(&["status"]),
-        ),
-        ("/metrics", "Measurements for Prometheus", json!(null)),
-        (
-            "/openapi.json",
-            "This document",
-            object(&["openapi", "paths"]),
-        ),
+    let models = object_with([("object", constant("list")), ("data", list(model()))]);
+    let models = get("Lists the models", answer(models));
+    let model = with_id(get("Describes a model", answer(model())));
+    let fields = ["status", "state", "model", "running", "waiting"];
+    let state = health("Describes the state of the server", &fields);
+    let live = health("Whether the engine makes progress", &["status"]);
+    let ready = health("Whether requests are accepted", &["status"]);
+    let metrics = response("The answer", TEXT, string());
+    let document = answer(object(&["openapi", "paths"]));
+    [
+        ("/v1/models", models),
+        ("/v1/models/{id}", model),
+        ("/health", state),
+        ("/health/live", live.securities(Some([]))),
+        ("/health/ready", ready.securities(Some([]))),
+        ("/metrics", get("Measurements for Prometheus", metrics)),
+        ("/openapi.json", get("This document", document)),
     ]
 }
 
-fn post(summary: &str, required: &[&str], fields: Vec<Field>, answer: Value) -> Value {
-    let streams = fields.iter().any(|(name, _)| *name == "stream");
+/// A path that takes these fields and `model`, and streams if one of them is `stream`.
+fn post(
+    path: &'static str,
+    summary: &str,
+    required: &[&str],
+    mut fields: Vec<Field>,
+    schema: SchemaRef,
+) -> Path {
+    let mut answer = with_ignored(answer(schema));
+    if fields.iter().any(|(name, _)| *name == "stream") {
+        answer = answer.content(EVENTS, Content::new(Some(object(&["data"]))));
+    }
+    fields.push(("model", reference("Model")));
+    let operation = with_body(summary, "Error", required, fields);
+    (path, operation.response("200", answer))
+}
+
+/// An operation that takes these fields. Its errors have the schema `error`.
+fn with_body(
+    summary: &str,
+    error: &str,
+    required: &[&str],
+    fields: Vec<Field>,
+) -> OperationBuilder {
     // Null counts as absent.
-    let properties: Map<String, Value> = fields
-        .into_iter()
-        .map(|(name, schema)| {
-            let is_required = required.contains(&name);
-            (
-                name.to_owned(),
-                if is_required { schema } else { or_null(schema) },
-            )
-        })
-        .collect();
-    let schema = json!({ "type": "object", "required": required, "properties": properties });
-    let mut operation = json!({
-        "summary": summary,
-        "requestBody": { "required": true, "content": json_content(schema) },
-        "responses": answers(answer, &["400", "404", "408", "413", "429", "500", "503", "504"]),
+    let fields = fields.into_iter().map(|(name, schema)| {
+        let is_required = required.contains(&name);
+        (name, if is_required { schema } else { or_null(schema) })
     });
-    operation["responses"]["200"]["headers"] = ignored_header();
-    if streams {
-        operation["responses"]["200"]["content"]["text/event-stream"] =
-            json!({ "schema": object(&["data"]) });
-    }
-    operation
+    let schema = object_of(required, fields);
+    let body = RequestBodyBuilder::new()
+        .content(JSON, Content::new(Some(schema)))
+        .required(Some(Required::True));
+    let statuses = ["400", "404", "408", "413", "429", "500", "503", "504"];
+    operation(summary, error, &statuses).request_body(Some(body.build()))
 }
 
-/// Status 200 with a form, and errors. A form that is null: text.
-fn answers(answer: Value, statuses: &[&str]) -> Value {
-    let content = match answer.is_null() {
-        true => json!({ "text/plain": { "schema": string() } }),
-        false => json_content(answer),
-    };
-    let mut all = json!({ "200": { "description": "The answer", "content": content } });
-    let error = || {
-        let schema = json!({ "$ref": "#/components/schemas/Error" });
-        json!({ "description": "Refused or failed", "content": json_content(schema) })
-    };
-    for status in ["401", "403", "404", "405"].iter().chain(statuses) {
-        all[*status] = error();
-    }
-    all["431"] =
-        json!({ "description": "More than 100 headers, or too long ones; without a body" });
-    all
+/// An operation with errors of these statuses and of those that every path has.
+fn operation(summary: &str, error: &str, statuses: &[&str]) -> OperationBuilder {
+    let refused = response("Refused or failed", JSON, reference(error)).build();
+    let headers = "More than 100 headers, or too long ones; without a body";
+    let operation = OperationBuilder::new()
+        .summary(Some(summary))
+        .response("431", Response::new(headers));
+    let statuses = ["401", "403", "404", "405"].iter().chain(statuses);
+    statuses.fold(operation, |operation, status| {
+        operation.response(*status, refused.clone())
+    })
 }
 
-fn ignored_header() -> Value {
-    let description = "Names of the fields that were not understood";
-    json!({ "x-worker-ignored": { "description": description, "schema": string() } })
+/// The path of a model names it.
+fn with_id(operation: OperationBuilder) -> OperationBuilder {
+    let id = ParameterBuilder::new()
+        .name("id")
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .schema(Some(reference("Model")));
+    operation.parameter(id)
 }
 
-fn error_schema() -> Value {
-    let openai = object_with(&[("message", string()), ("type", string())]);
-    // Anthropic's errors have a type next to the error.
-    object_with(&[("error", openai)])
+fn answer(schema: SchemaRef) -> ResponseBuilder {
+    response("The answer", JSON, schema)
+}
+
+fn events(description: &str) -> ResponseBuilder {
+    response(description, EVENTS, object(&["event", "data"]))
+}
+
+fn response(description: &str, media_type: &str, schema: SchemaRef) -> ResponseBuilder {
+    ResponseBuilder::new()
+        .description(description)
+        .content(media_type, Content::new(Some(schema)))
+}
+
+fn with_ignored(response: ResponseBuilder) -> ResponseBuilder {
+    let names = HeaderBuilder::new()
+        .description(Some("Names of the fields that were not understood"))
+        .schema(Some(string()));
+    response.header("x-worker-ignored", names.build())
+}
+
+fn completion(kind: &str) -> SchemaRef {
+    let choice = object_with([("index", whole(0, 15)), ("finish_reason", string())]);
+    object_with([
+        ("id", string()),
+        ("object", constant(kind)),
+        ("created", natural()),
+        ("model", string()),
+        ("choices", list(choice)),
+        ("usage", usage(["prompt_tokens", "completion_tokens"])),
+    ])
+}
+
+fn usage(names: [&'static str; 2]) -> SchemaRef {
+    let [read, written] = names.map(|name| (name, natural()));
+    object_with([read, written, ("total_tokens", natural())])
+}
+
+fn embeddings_answer() -> SchemaRef {
+    let values = any_of([string(), list(typed(Type::Number))]);
+    let embedding = object_with([
+        ("object", constant("embedding")),
+        ("index", natural()),
+        ("embedding", values),
+    ]);
+    let usage = object_with([("prompt_tokens", natural()), ("total_tokens", natural())]);
+    object_with([
+        ("object", constant("list")),
+        ("model", string()),
+        ("data", list(embedding)),
+        ("usage", usage),
+    ])
+}
+
+fn responses_answer() -> SchemaRef {
+    object_with([
+        ("id", string()),
+        ("object", constant("response")),
+        ("status", enumeration(["completed", "incomplete"])),
+        ("output", list(object(&["type", "id"]))),
+        ("usage", usage(["input_tokens", "output_tokens"])),
+    ])
+}
+
+fn anthropic_answer() -> SchemaRef {
+    object_with([
+        ("id", string()),
+        ("type", constant("message")),
+        ("role", constant("assistant")),
+        ("content", list(object(&["type"]))),
+        ("stop_reason", string()),
+        ("usage", object(&["input_tokens", "output_tokens"])),
+    ])
 }
 
 fn sampling() -> Vec<Field> {
+    let bias = ObjectBuilder::new().additional_properties(Some(number(-100.0, 100.0)));
     vec![
         ("temperature", number(0.0, 2.0)),
         ("top_p", number(0.0, 1.0)),
@@ -372,33 +372,26 @@ fn sampling() -> Vec<Field> {
         ("frequency_penalty", number(-2.0, 2.0)),
         ("presence_penalty", number(-2.0, 2.0)),
         ("penalty_last_n", whole(1, MAX_PENALTY_TOKENS)),
-        (
-            "seed",
-            json!({ "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX }),
-        ),
-        (
-            "logit_bias",
-            json!({ "type": "object", "additionalProperties": number(-100.0, 100.0) }),
-        ),
+        ("seed", bounded(Type::Integer, i64::MIN, u64::MAX)),
+        ("logit_bias", bias.into()),
     ]
 }
 
 fn generation() -> Vec<Field> {
-    let stops = json!({ "type": "array", "items": stop(), "maxItems": MAX_STOPS });
-    let stop_tokens = json!({ "type": "array", "items": token(), "maxItems": MAX_STOP_TOKENS });
+    let stops = list_up_to(MAX_STOPS, non_empty_string());
     vec![
         ("min_tokens", natural()),
-        ("stop", json!({ "anyOf": [stop(), stops] })),
-        ("stop_token_ids", stop_tokens),
+        ("stop", any_of([non_empty_string(), stops])),
+        ("stop_token_ids", list_up_to(MAX_STOP_TOKENS, token())),
         ("ignore_eos", boolean()),
         ("n", whole(1, MAX_CHOICES.into())),
         ("return_token_ids", boolean()),
         ("response_format", object(&["type"])),
-        ("modalities", json!({ "const": ["text"] })),
+        ("modalities", constant(vec!["text"])),
         ("stream", boolean()),
         (
             "stream_options",
-            json!({ "type": "object", "properties": { "include_usage": { "type": "boolean" } } }),
+            object_of(&[], [("include_usage", boolean())]),
         ),
     ]
     .into_iter()
@@ -408,8 +401,12 @@ fn generation() -> Vec<Field> {
 }
 
 fn without_effect(names: &[&'static str]) -> Vec<Field> {
-    let schema = || json!({ "description": "Has no effect" });
-    names.iter().map(|name| (*name, schema())).collect()
+    let schema = || {
+        ObjectBuilder::new()
+            .schema_type(SchemaType::AnyValue)
+            .description(Some("Has no effect"))
+    };
+    names.iter().map(|name| (*name, schema().into())).collect()
 }
 
 fn order() -> Vec<Field> {
@@ -421,23 +418,14 @@ fn order() -> Vec<Field> {
 }
 
 fn messages() -> Vec<Field> {
-    let message = json!({
-        "type": "object",
-        "required": ["role"],
-        "properties": {
-            "role": { "enum": ["system", "developer", "user", "assistant", "tool"] },
-            "content": content("text"),
-        },
-    });
-    let function = object_with(&[("name", string())]);
-    let tool = object_with(&[
-        ("type", json!({ "const": "function" })),
-        ("function", function),
-    ]);
+    let roles = ["system", "developer", "user", "assistant", "tool"];
+    let fields = [("role", enumeration(roles)), ("content", content())];
+    let function = object_with([("name", string())]);
+    let tool = object_with([("type", constant("function")), ("function", function)]);
     vec![
-        ("messages", list(message)),
+        ("messages", list(object_of(&["role"], fields))),
         ("tools", list(tool)),
-        ("tool_choice", json!({ "type": ["string", "object"] })),
+        ("tool_choice", string_or_object()),
         ("parallel_tool_calls", boolean()),
         ("chat_template_kwargs", object(&[])),
         ("reasoning_effort", string()),
@@ -445,81 +433,69 @@ fn messages() -> Vec<Field> {
 }
 
 /// A string, or parts of text.
-fn content(kind: &str) -> Value {
-    let part = object_with(&[("type", json!({ "const": kind })), ("text", string())]);
-    json!({ "anyOf": [string(), list(part)] })
+fn content() -> SchemaRef {
+    let part = object_with([("type", constant("text")), ("text", string())]);
+    any_of([string(), list(part)])
 }
 
 fn chat_only() -> Vec<Field> {
+    let prediction = object_with([("type", constant("content")), ("content", content())]);
     vec![
         ("max_tokens", whole(1, u32::MAX.into())),
         ("max_completion_tokens", whole(1, u32::MAX.into())),
         ("logprobs", boolean()),
         ("top_logprobs", whole(0, MAX_TOP_LOGPROBS)),
-        (
-            "prediction",
-            object_with(&[
-                ("type", json!({ "const": "content" })),
-                ("content", content("text")),
-            ]),
-        ),
+        ("prediction", prediction),
     ]
 }
 
 fn text_only() -> Vec<Field> {
     vec![
-        ("max_tokens", whole(0, u32::MAX.into())),
-        ("max_completion_tokens", whole(0, u32::MAX.into())),
-        (
-            "prompt",
-            json!({ "anyOf": [string(), tokens(), list(string())] }),
-        ),
+        ("max_tokens", natural()),
+        ("max_completion_tokens", natural()),
+        ("prompt", any_of([string(), tokens(), list(string())])),
         ("best_of", whole(1, MAX_CHOICES.into())),
         ("echo", boolean()),
         ("logprobs", whole(0, MAX_TOP_LOGPROBS)),
         ("suffix", string()),
-        ("tool_choice", json!({ "enum": ["none", "auto"] })),
+        ("tool_choice", enumeration(["none", "auto"])),
         ("parallel_tool_calls", boolean()),
     ]
 }
 
 fn embeddings_fields() -> Vec<Field> {
-    let input = json!({ "anyOf": [stop(), tokens()] });
-    let inputs = json!({ "type": "array", "items": input, "maxItems": embeddings::MAX_INPUTS });
+    let inputs = list_up_to(
+        embeddings::MAX_INPUTS,
+        any_of([non_empty_string(), tokens()]),
+    );
     let own = vec![
-        ("input", json!({ "anyOf": [stop(), tokens(), inputs] })),
-        ("encoding_format", json!({ "enum": ["float", "base64"] })),
+        ("input", any_of([non_empty_string(), tokens(), inputs])),
+        ("encoding_format", enumeration(["float", "base64"])),
         ("dimensions", whole(1, u32::MAX.into())),
     ];
     [own, order(), without_effect(&parameters::HARMLESS)].concat()
 }
 
-fn embedding() -> Value {
-    let values = json!({ "anyOf": [string(), { "type": "array", "items": { "type": "number" } }] });
-    object_with(&[
-        ("object", json!({ "const": "embedding" })),
-        ("index", natural()),
-        ("embedding", values),
-    ])
-}
-
 fn responses_fields() -> Vec<Field> {
-    let item = json!({
-        "type": "object",
-        "properties": { "type": { "enum": ["message", "function_call", "function_call_output", "reasoning"] } },
-    });
+    let kinds = [
+        "message",
+        "function_call",
+        "function_call_output",
+        "reasoning",
+    ];
+    let item = object_of(&[], [("type", enumeration(kinds))]);
     let own = vec![
-        ("input", json!({ "anyOf": [string(), list(item)] })),
+        ("input", any_of([string(), list(item)])),
         ("instructions", string()),
         ("max_output_tokens", whole(1, u32::MAX.into())),
         ("text", object(&[])),
         ("reasoning", object(&[])),
         ("tools", list(object(&["type"]))),
-        ("tool_choice", json!({ "type": ["string", "object"] })),
+        ("tool_choice", string_or_object()),
         ("stream", boolean()),
         ("parallel_tool_calls", boolean()),
-        ("truncation", json!({ "const": "disabled" })),
-        ("top_logprobs", json!({ "const": 0 })),
+        ("truncation", constant("disabled")),
+        ("top_logprobs", constant(0)),
         ("stream_options", object(&[])),
         ("chat_template_kwargs", object(&[])),
     ];
@@ -529,15 +505,13 @@ fn responses_fields() -> Vec<Field> {
 }
 
 fn anthropic_fields() -> Vec<Field> {
-    let message = object_with(&[
-        ("role", json!({ "enum": ["user", "assistant"] })),
-        ("content", content("text")),
-    ]);
+    let roles = enumeration(["user", "assistant"]);
+    let message = object_with([("role", roles), ("content", content())]);
     let own = vec![
         ("messages", list(message)),
         ("max_tokens", whole(1, u32::MAX.into())),
-        ("system", content("text")),
-        ("stop_sequences", list(stop())),
+        ("system", content()),
+        ("stop_sequences", list(non_empty_string())),
         ("stream", boolean()),
         ("tools", list(object(&["name"]))),
         ("tool_choice", object(&["type"])),
@@ -555,76 +529,10 @@ fn only(fields: Vec<Field>, names: &[&str]) -> Vec<Field> {
     fields.into_iter().filter(known).collect()
 }
 
-fn or_null(mut schema: Value) -> Value {
-    match schema.get_mut("type") {
-        Some(kind @ Value::String(_)) => {
-            *kind = json!([kind, "null"]);
-            schema
-        }
-        Some(Value::Array(kinds)) => {
-            kinds.push("null".into());
-            schema
-        }
-        _ => json!({ "anyOf": [schema, { "type": "null" }] }),
-    }
-}
-
-fn string() -> Value {
-    json!({ "type": "string" })
-}
-
-fn stop() -> Value {
-    json!({ "type": "string", "minLength": 1 })
-}
-
-fn boolean() -> Value {
-    json!({ "type": "boolean" })
-}
-
-fn number(low: f64, high: f64) -> Value {
-    json!({ "type": "number", "minimum": low, "maximum": high })
-}
-
-fn whole(low: u64, high: u64) -> Value {
-    json!({ "type": "integer", "minimum": low, "maximum": high })
-}
-
-fn natural() -> Value {
-    whole(0, u32::MAX.into())
-}
-
-fn token() -> Value {
+fn token() -> SchemaRef {
     natural()
 }
 
-fn tokens() -> Value {
+fn tokens() -> SchemaRef {
     list(token())
-}
-
-fn list(items: Value) -> Value {
-    json!({ "type": "array", "items": items })
-}
-
-fn usage(names: [&str; 2]) -> Value {
-    let counts = names.into_iter().chain(["total_tokens"]);
-    let counts: Vec<(&str, Value)> = counts.map(|name| (name, natural())).collect();
-    object_with(&counts)
-}
-
-/// An object with at least these fields.
-fn object(required: &[&str]) -> Value {
-    json!({ "type": "object", "required": required })
-}
-
-fn object_with(fields: &[(&str, Value)]) -> Value {
-    let required: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
-    let properties: Map<String, Value> = fields
-        .iter()
-        .map(|(name, schema)| ((*name).to_owned(), schema.clone()))
-        .collect();
-    json!({ "type": "object", "required": required, "properties": properties })
-}
-
-fn json_content(schema: Value) -> Value {
-    json!({ "application/json": { "schema": schema } })
 }
