@@ -4,12 +4,13 @@
 //
 //   draft_bench [--backend auto|cuda|host] [--threads N] [--repeat N] [--tokens N] [--depth N]
 //               [--streams N] [--acceptance A,B] [--drafts K,L] [--draft-model SHAPE:MIX|none]
-//               [--json FILE] [SHAPE:MIX]
+//               [--draft-head MIX|none] [--json FILE] [SHAPE:MIX]
 //   draft_bench --check [OPTION…]    checks the results alone; on the host backend, unless named
 //
-// Drafts are those of an `n-gram` look-up, which take no time, or of a `draft model`: k greedy
-// steps of a second engine, whose tokens are read back and then replaced by the imposed ones. A
-// step with drafts is submitted when the last one's result is known; plain decoding has two steps
+// Drafts are those of an `n-gram` look-up, which take no time, or of a `draft model` or a `draft
+// head`: k greedy steps of a second engine, whose tokens are read back and then replaced by the
+// imposed ones. The first of these steps of a head has what the target has computed since. A step
+// with drafts is submitted when the last one's result is known; plain decoding has two steps
 // in flight.
 //
 // The number k of drafts of a row, among those of --drafts (at most 15), is the one with the most
@@ -17,7 +18,8 @@
 // time of such a step and its drafts; for k = 0, of a step of plain decoding. Streams draw their
 // own drafts and continue for --tokens tokens each on average (512 on CUDA, 128 on the host), from
 // position --depth on. Without a model: 8B with drafts of 1B on CUDA, SmolLM2's shape with drafts
-// of a tiny model on the host. --draft-model none leaves out the second kind.
+// of a tiny model on the host, and a head for the model, of Q4_K_M. --draft-model none and
+// --draft-head none leave them out.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -49,7 +51,7 @@ struct Options {
   uint32_t threads = 0, repeat = 5, tokens = 0, depth = 0, streams = 1;
   std::vector<double> acceptance{0.5, 0.7, 0.9};
   std::vector<uint32_t> drafts;
-  std::string model, draft_model, json;
+  std::string model, draft_model, draft_head, json;
 
   uint32_t start() const { return std::max(depth, 1u); }
   uint32_t middle() const { return start() + tokens / 2; }  // where steps are timed
@@ -96,7 +98,7 @@ class Draws {
 // Seconds of a round.
 struct RoundTime {
   double verify = 0.0, draft = 0.0;
-  bool feeds_two = false;  // the draft model's first step has a row of two tokens
+  bool feeds_more = false;  // the first draft step has a row of several tokens
 };
 
 // What the rounds of a run took.
@@ -110,7 +112,7 @@ struct Run {
 // Seconds of rounds with one number of drafts: medians.
 struct Cost {
   double verify = 0.0;
-  double draft = 0.0;            // if no draft step has a row of two tokens
+  double draft = 0.0;            // if no draft step has a row of several tokens
   double draft_after_all = 0.0;  // if one has: in some row all drafts held
 
   // Expected for `streams` rows whose k drafts hold with probability a.
@@ -120,22 +122,37 @@ struct Cost {
   }
 };
 
-// The streams of a target, and of a draft model unless `draft` is null. The positions of a sequence
-// hold its tokens but the last sampled one.
+// Where drafts come from.
+struct Kind {
+  const char* name;
+  Session* target;
+  Session* draft;  // null for drafts that take no time
+  bool is_head;
+};
+
+// The streams of a target, and of a draft model or head. The positions of a sequence hold its
+// tokens but the last sampled one; those of a head hold the token after each of these.
 class Streams {
  public:
-  Streams(Session* target, Session* draft, uint32_t count)
-      : target_(*target), draft_(draft), count_(count), accepted_(count) {}
+  Streams(const Kind& kind, uint32_t count)
+      : target_(*kind.target),
+        draft_(kind.draft),
+        is_head_(kind.is_head),
+        count_(count),
+        accepted_(count) {}
 
   bool has_draft_model() const { return draft_ != nullptr; }
 
   // Takes all streams back to `start` positions.
   Status begin(uint32_t start) {
     WCUDA_TRY(target_.rewind(start));
-    if (draft_ != nullptr) WCUDA_TRY(draft_->rewind(start));
+    if (draft_ != nullptr && !is_head_) WCUDA_TRY(draft_->rewind(start));
     start_ = start;
     lengths_.assign(count_, start);
-    draft_lengths_.assign(count_, start);
+    // A head reads the features of the last position again, which are new.
+    draft_lengths_.assign(count_, is_head_ ? start - 1 : start);
+    common_lengths_ = draft_lengths_;
+    for (uint32_t i = 0; is_head_ && i < count_; ++i) WCUDA_TRY(truncate_draft(i));
     return {};
   }
 
@@ -153,7 +170,7 @@ class Streams {
       accepted_[i] = draws_.draw(k, a, drafts_.data() + size_t{i} * k);
     const Clock::time_point begin = Clock::now();
     *time = {};
-    if (draft_ != nullptr && k > 0) WCUDA_TRY(run_draft_model(k, &time->feeds_two));
+    if (draft_ != nullptr && k > 0) WCUDA_TRY(run_drafts(k, &time->feeds_more));
     const Clock::time_point drafted = Clock::now();
     WCUDA_TRY(verify(k));
     time->draft = seconds_between(begin, drafted);
@@ -194,23 +211,30 @@ class Streams {
                          length, expected);
   }
 
-  // k greedy steps. The draft model's sequences keep what the target accepted of their last drafts;
-  // if it accepted all, the last of these has not been an input yet.
-  Status run_draft_model(uint32_t k, bool* feeds_two) {
-    constexpr int32_t kInput[2] = {kToken, kToken};
+  Status truncate_draft(uint32_t stream) {
     wcuda_error error{};
+    return to_status(
+        wcuda_sequence_truncate(draft_->sequence(stream), draft_lengths_[stream], &error), error);
+  }
+
+  // k greedy steps. The sequences of a draft model keep what the target accepted of their last
+  // drafts; if it accepted all, the last of these has not been an input yet. Those of a head keep
+  // nothing of their last drafts, for the target has features of what it accepted.
+  Status run_drafts(uint32_t k, bool* feeds_more) {
     std::vector<wcuda_row> rows;
     for (uint32_t i = 0; i < count_; ++i) {
-      if (draft_lengths_[i] > lengths_[i]) {
-        draft_lengths_[i] = lengths_[i];
-        WCUDA_TRY(
-            to_status(wcuda_sequence_truncate(draft_->sequence(i), lengths_[i], &error), error));
+      const uint32_t kept =
+          std::min(is_head_ ? common_lengths_[i] : lengths_[i], draft_lengths_[i]);
+      if (draft_lengths_[i] > kept) {
+        draft_lengths_[i] = kept;
+        WCUDA_TRY(truncate_draft(i));
       }
-      const uint32_t inputs = lengths_[i] - draft_lengths_[i] + 1;
-      WCUDA_CHECK(inputs <= 2);
-      *feeds_two = *feeds_two || inputs == 2;
-      rows.push_back(draft_->row(i, kInput, inputs));
-      draft_lengths_[i] = lengths_[i] + k;
+      const uint32_t inputs = lengths_[i] - kept + (is_head_ ? 0 : 1);
+      WCUDA_CHECK(inputs <= inputs_.size());
+      *feeds_more = *feeds_more || inputs > 1;
+      rows.push_back(draft_->row(i, inputs_.data(), inputs));
+      common_lengths_[i] = lengths_[i];
+      draft_lengths_[i] = kept + inputs + k - 1;
     }
     return draft_->run(rows, k - 1);
   }
@@ -241,11 +265,15 @@ class Streams {
 
   Session& target_;
   Session* const draft_;
+  const bool is_head_;
   const uint32_t count_;
+  const std::vector<int32_t> inputs_ =
+      std::vector<int32_t>(WCUDA_ROW_DRAFT_TOKENS_MAX + 1, kToken);  // of draft steps
   uint32_t start_ = 0;
   std::vector<uint32_t> lengths_, draft_lengths_;  // (count_) positions
-  std::vector<int32_t> drafts_;                    // (count_, k)
-  std::vector<uint32_t> accepted_;                 // (count_) drafts that hold
+  std::vector<uint32_t> common_lengths_;  // (count_) of draft_lengths_, before the last drafts
+  std::vector<int32_t> drafts_;           // (count_, k)
+  std::vector<uint32_t> accepted_;        // (count_) drafts that hold
   Draws draws_;
 };
 
@@ -257,8 +285,7 @@ struct Loaded {
 };
 
 // `name` is SHAPE:MIX.
-Result<Loaded> open_model(const Device& device, const std::string& name,
-                          const wcuda_engine_options& engine, uint32_t length) {
+Result<Loaded> load_model(const Device& device, const std::string& name, wcuda_model target = {0}) {
   const size_t colon = name.find(':');
   if (colon == std::string::npos)
     return Status::error(WCUDA_INVALID_ARGUMENT, "'%s' is not SHAPE:MIX", name.c_str());
@@ -266,12 +293,22 @@ Result<Loaded> open_model(const Device& device, const std::string& name,
   double seconds = 0.0;
   WCUDA_ASSIGN(loaded.synthetic,
                SyntheticModel::make(name.substr(0, colon), name.substr(colon + 1)));
-  WCUDA_ASSIGN(loaded.model, load(device, loaded.synthetic.source(), &seconds));
-  WCUDA_ASSIGN(loaded.session, Session::open(device, loaded.model.get(), engine));
-  WCUDA_TRY(loaded.session->warm_up(&seconds));
-  WCUDA_TRY(loaded.session->begin(engine.max_sequences));
-  WCUDA_TRY(loaded.session->prefill(length));
+  WCUDA_ASSIGN(loaded.model, load(device, loaded.synthetic.source(), &seconds, target));
   return loaded;
+}
+
+// A session whose sequences have `length` positions; those of a draft head read the features of
+// `target`.
+Result<std::unique_ptr<Session>> open_session(const Device& device, wcuda_model model,
+                                              const wcuda_engine_options& engine, uint32_t length,
+                                              const Session* target = nullptr) {
+  double seconds = 0.0;
+  WCUDA_ASSIGN(std::unique_ptr<Session> session, Session::open(device, model, engine));
+  session->set_target(target);
+  WCUDA_TRY(session->warm_up(&seconds));
+  WCUDA_TRY(session->begin(engine.max_sequences));
+  WCUDA_TRY(session->prefill(length));
+  return session;
 }
 
 class DraftBench {
@@ -289,20 +326,27 @@ class DraftBench {
     engine.max_batch_tokens = std::max(kPromptStep, streams * (1 + k_max));
     engine.max_sequence_tokens = options_.length_max();
     engine.kv_tokens = uint64_t{streams} * (options_.length_max() + 2 * WCUDA_KV_PAGE_TOKENS);
-    WCUDA_ASSIGN(target_, open_model(device_, options_.model, engine, options_.middle()));
+    WCUDA_ASSIGN(target_, load_model(device_, options_.model));
+    WCUDA_ASSIGN(target_.session,
+                 open_session(device_, target_.model.get(), engine, options_.middle()));
     target_.session->set_sampling(sampling_);
+    kinds_ = {{" n-gram", target_.session.get(), nullptr, false}};
+    if (!options_.draft_head.empty()) WCUDA_TRY(open_head(engine));
     if (options_.draft_model.empty()) return {};
     engine.max_draft_tokens = 0;
     engine.max_batch_tokens = std::max(kPromptStep, 2 * streams);
-    WCUDA_ASSIGN(draft_, open_model(device_, options_.draft_model, engine, options_.middle()));
+    WCUDA_ASSIGN(draft_, load_model(device_, options_.draft_model));
+    WCUDA_ASSIGN(draft_.session,
+                 open_session(device_, draft_.model.get(), engine, options_.middle()));
+    kinds_.push_back({" draft model", target_.session.get(), draft_.session.get(), false});
     return {};
   }
 
   // Runs of every number of drafts and several acceptances; every round checks its results.
   Status check() {
     uint64_t steps = 0, tokens = 0;
-    for (Session* draft : kinds()) {
-      Streams streams(target_.session.get(), draft, options_.streams);
+    for (const Kind& kind : kinds_) {
+      Streams streams(kind, options_.streams);
       for (const uint32_t k : options_.drafts)
         for (const double a : {0.0, 0.7, 1.0}) {
           WCUDA_ASSIGN(const Run run, generate(&streams, k, a));
@@ -323,23 +367,35 @@ class DraftBench {
     if (options_.depth > 0) name_ += " at " + std::to_string(options_.depth);
     WCUDA_TRY(bench_plain(report));
     std::vector<std::vector<Cost>> costs;  // (kinds, numbers of drafts)
-    for (Session* draft : kinds()) {
+    for (const Kind& kind : kinds_) {
       costs.emplace_back();
-      Streams streams(target_.session.get(), draft, options_.streams);
+      Streams streams(kind, options_.streams);
       for (const uint32_t k : options_.drafts) {
         WCUDA_ASSIGN(const Cost cost, measure(&streams, k));
         costs.back().push_back(cost);
       }
     }
-    for (size_t i = 0; i < costs.size(); ++i) WCUDA_TRY(bench_kind(kinds()[i], costs[i], report));
+    for (size_t i = 0; i < costs.size(); ++i) WCUDA_TRY(bench_kind(kinds_[i], costs[i], report));
     return {};
   }
 
  private:
-  // Sources of drafts: null for the one that takes no time.
-  std::vector<Session*> kinds() const {
-    if (draft_.session == nullptr) return {nullptr};
-    return {nullptr, draft_.session.get()};
+  // The head, and a second engine of the target that keeps its features.
+  Status open_head(wcuda_engine_options engine) {
+    const std::string shape = options_.model.substr(0, options_.model.find(':'));
+    WCUDA_ASSIGN(head_,
+                 load_model(device_, shape + "-head:" + options_.draft_head, target_.model.get()));
+    wcuda_engine_options with_features = engine;
+    with_features.draft_head = head_.model.get();
+    WCUDA_ASSIGN(head_target_,
+                 open_session(device_, target_.model.get(), with_features, options_.middle()));
+    head_target_->set_sampling(sampling_);
+    engine.target = head_target_->engine();
+    engine.max_draft_tokens = 0;
+    WCUDA_ASSIGN(head_.session, open_session(device_, head_.model.get(), engine, options_.middle(),
+                                             head_target_.get()));
+    kinds_.push_back({" draft head", head_target_.get(), head_.session.get(), true});
+    return {};
   }
 
   // Of all streams.
@@ -403,7 +459,7 @@ class DraftBench {
       WCUDA_TRY(streams->round(k, i % 2 == 0 ? 1.0 : 0.0, &time));
       if (i < kWarmRounds || captured_count() != captured) continue;
       verify.push_back(time.verify);
-      (time.feeds_two ? draft_after_all : draft).push_back(time.draft);
+      (time.feeds_more ? draft_after_all : draft).push_back(time.draft);
     }
     WCUDA_TRY(streams->check());
     if (draft.empty() || (draft_after_all.empty() && streams->has_draft_model() && k > 0))
@@ -417,16 +473,18 @@ class DraftBench {
   }
 
   uint64_t captured_count() const {
-    return target_.session->captured_count() +
-           (draft_.session == nullptr ? 0 : draft_.session->captured_count());
+    uint64_t count = 0;
+    for (const Session* session :
+         {target_.session.get(), draft_.session.get(), head_target_.get(), head_.session.get()})
+      if (session != nullptr) count += session->captured_count();
+    return count;
   }
 
-  Status bench_kind(Session* draft, const std::vector<Cost>& costs, Report* report) {
-    Streams streams(target_.session.get(), draft, options_.streams);
-    const std::string kind = draft == nullptr ? " n-gram" : " draft model";
-    const std::vector<size_t> best = print_rates(name_ + kind, costs, *report);
+  Status bench_kind(const Kind& kind, const std::vector<Cost>& costs, Report* report) {
+    Streams streams(kind, options_.streams);
+    const std::vector<size_t> best = print_rates(name_ + kind.name, costs, *report);
     for (size_t i = 0; i < best.size(); ++i)
-      WCUDA_TRY(bench_acceptance(&streams, name_ + kind, options_.acceptance[i],
+      WCUDA_TRY(bench_acceptance(&streams, name_ + kind.name, options_.acceptance[i],
                                  options_.drafts[best[i]], costs[best[i]], report));
     return {};
   }
@@ -504,7 +562,9 @@ class DraftBench {
   const Options& options_;
   std::string name_;
   wcuda_sampling sampling_ = WCUDA_SAMPLING_INIT;
-  Loaded target_, draft_;
+  Loaded target_, head_, draft_;
+  std::unique_ptr<Session> head_target_;
+  std::vector<Kind> kinds_;
   std::vector<int32_t> plain_tokens_;  // (tokens, streams)
   double plain_rate_ = 0.0;
 };
@@ -583,6 +643,8 @@ Status parse_option(const std::string& name, const std::string& value, Options* 
   }
   if (name == "--draft-model")
     options->draft_model = value;
+  else if (name == "--draft-head")
+    options->draft_head = value;
   else if (name == "--json")
     options->json = value;
   else
@@ -601,6 +663,7 @@ Result<Options> parse_arguments(int argc, char** argv) {
     options.drafts = {0, 1, 4, WCUDA_ROW_DRAFT_TOKENS_MAX};
     options.model = "tiny:q8_0";
     options.draft_model = "tiny:q4_k_m";
+    options.draft_head = "q4_k_m";
   }
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -618,7 +681,9 @@ Result<Options> parse_arguments(int argc, char** argv) {
 void fill_defaults(bool is_cuda, Options* options) {
   if (options->model.empty()) options->model = is_cuda ? "8b:q4_k_m" : "135m:q4_1";
   if (options->draft_model.empty()) options->draft_model = is_cuda ? "1b:q4_k_m" : "tiny:q4_k_m";
-  if (options->draft_model == "none") options->draft_model.clear();
+  if (options->draft_head.empty()) options->draft_head = "q4_k_m";
+  for (std::string* name : {&options->draft_model, &options->draft_head})
+    if (*name == "none") name->clear();
   if (options->tokens == 0) options->tokens = is_cuda ? 512 : 128;
   if (options->drafts.empty() && !is_cuda) options->drafts = {0, 1, 2, 4, 8};
   if (options->drafts.empty())

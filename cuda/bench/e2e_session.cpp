@@ -37,14 +37,17 @@ Result<Device> Device::open(int32_t backend, uint32_t threads) {
   return device;
 }
 
-Result<Model> load(const Device& device, const wcuda_source& source, double* seconds) {
+Result<Model> load(const Device& device, const wcuda_source& source, double* seconds,
+                   wcuda_model target) {
   const Clock::time_point begin = Clock::now();
   wcuda_error error{};
   Gguf gguf;
   Model model;
+  wcuda_model_options options = WCUDA_MODEL_OPTIONS_INIT;
+  options.target = target;
   WCUDA_TRY(to_status(wcuda_gguf_open(&source, gguf.out(), &error), error));
   WCUDA_TRY(to_status(
-      wcuda_model_load(device.context.get(), gguf.get(), nullptr, model.out(), &error), error));
+      wcuda_model_load(device.context.get(), gguf.get(), &options, model.out(), &error), error));
   *seconds = seconds_since(begin);
   return model;
 }
@@ -116,6 +119,7 @@ wcuda_row Session::row(size_t sequence, const int32_t* tokens, uint32_t count,
   row.tokens = tokens;
   row.token_count = count;
   row.flags = tokens == nullptr ? flags | WCUDA_ROW_FEED_SAMPLED : flags;
+  if (target_ != nullptr && tokens != nullptr) row.features = target_->sequence(sequence);
   return row;
 }
 

@@ -48,8 +48,9 @@ struct Device {
   static Result<Device> open(int32_t backend, uint32_t threads);
 };
 
-// Opens and loads; writes the seconds both took together.
-Result<Model> load(const Device& device, const wcuda_source& source, double* seconds);
+// Opens and loads; writes the seconds both took together. `target` is for draft heads.
+Result<Model> load(const Device& device, const wcuda_source& source, double* seconds,
+                   wcuda_model target = {0});
 
 // Sequences of one engine that advance together.
 class Session {
@@ -57,6 +58,10 @@ class Session {
   static Result<std::unique_ptr<Session>> open(const Device& device, wcuda_model model,
                                                const wcuda_engine_options& options);
 
+  // Makes this the session of a draft head that reads features of the sequences of `target` with
+  // the same numbers; prefill then takes what target has computed. `target` must outlive it.
+  void set_target(const Session* target) { target_ = target; }
+  wcuda_engine engine() const { return engine_.get(); }
   // How rows sample from here on; greedy at first. What it points to must outlive the session.
   void set_sampling(const wcuda_sampling& sampling) { sampling_ = sampling; }
   // Bytes of the KV cache for 64 tokens.
@@ -82,7 +87,8 @@ class Session {
   // The same for one sequence, one step at a time, tokens fed by the caller, every logit checked to
   // be finite.
   Status decode_checked(uint32_t steps, std::vector<int32_t>* tokens);
-  // A row of a sequence. Without `tokens` it has one, the one that was sampled last.
+  // A row of a sequence. Without `tokens` it has one, the one that was sampled last. With tokens, a
+  // row of a draft head reads features.
   wcuda_row row(size_t sequence, const int32_t* tokens, uint32_t count,
                 uint32_t flags = WCUDA_ROW_SAMPLE) const;
   // A step of these rows, then `more` tokens for every sequence as in decode.
@@ -114,6 +120,7 @@ class Session {
   int32_t random_token();
   std::vector<wcuda_row> feed_rows() const;
 
+  const Session* target_ = nullptr;
   wcuda_context context_{0};
   Engine engine_;
   std::vector<Sequence> sequences_;

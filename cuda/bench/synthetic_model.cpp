@@ -24,11 +24,13 @@ constexpr Shape kShapes[] = {
 };
 
 using namespace tensor_type;
-constexpr uint32_t kNormPool = UINT32_MAX;
+constexpr uint32_t kNormPool = UINT32_MAX, kTokenPool = UINT32_MAX - 1;
 constexpr uint64_t kAlignment = 32;
 constexpr uint64_t kPoolBlocks = 4093;    // a prime
 constexpr uint64_t kPoolValues = 262139;  // of types without blocks; a prime
 constexpr uint64_t kWritePiece = 16 << 20;
+constexpr uint32_t kDraftTokensMax = 32000;  // as published heads of Llama 3 have
+constexpr char kHeadSuffix[] = "-head";
 
 uint64_t align(uint64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -58,6 +60,12 @@ struct Metadata {
   void u32(const std::string& key, uint32_t value) {
     begin(key, 4);
     append(&bytes, value);
+  }
+  void u32s(const std::string& key, const std::vector<uint32_t>& values) {
+    begin(key, 9);
+    append(&bytes, uint32_t{4});
+    append(&bytes, uint64_t{values.size()});
+    for (const uint32_t value : values) append(&bytes, value);
   }
   void f32(const std::string& key, float value) {
     begin(key, 6);
@@ -95,22 +103,29 @@ void add_vocabulary(uint32_t size, Metadata* data) {
   data->u32("tokenizer.ggml.eos_token_id", size - 1);
 }
 
-Metadata metadata(const Shape& shape, const std::string& mix, bool has_vocabulary) {
+Metadata metadata(const Shape& shape, const std::string& mix, bool is_draft_head,
+                  bool has_vocabulary) {
   Metadata data;
-  data.text("general.architecture", "llama");
-  data.text("general.name", std::string("synthetic ") + shape.name + " " + mix);
-  data.u32("llama.block_count", shape.layer_count);
-  data.u32("llama.context_length", 131072);
-  data.u32("llama.embedding_length", shape.embedding_length);
-  data.u32("llama.feed_forward_length", shape.feed_forward_length);
-  data.u32("llama.attention.head_count", shape.head_count);
-  data.u32("llama.attention.head_count_kv", shape.kv_head_count);
-  data.u32("llama.attention.key_length", shape.head_length);
-  data.u32("llama.attention.value_length", shape.head_length);
-  data.u32("llama.rope.dimension_count", shape.head_length);
-  data.u32("llama.vocab_size", shape.vocabulary_size);
-  data.f32("llama.rope.freq_base", 500000.0f);
-  data.f32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  const std::string arch = is_draft_head ? "eagle3" : "llama";
+  data.text("general.architecture", arch);
+  data.text("general.name", std::string("synthetic ") + shape.name +
+                                (is_draft_head ? kHeadSuffix : "") + " " + mix);
+  data.u32(arch + ".block_count", is_draft_head ? 1 : shape.layer_count);
+  data.u32(arch + ".context_length", 131072);
+  data.u32(arch + ".embedding_length", shape.embedding_length);
+  data.u32(arch + ".feed_forward_length", shape.feed_forward_length);
+  data.u32(arch + ".attention.head_count", shape.head_count);
+  data.u32(arch + ".attention.head_count_kv", shape.kv_head_count);
+  data.u32(arch + ".attention.key_length", shape.head_length);
+  data.u32(arch + ".attention.value_length", shape.head_length);
+  data.u32(arch + ".rope.dimension_count", shape.head_length);
+  data.u32(arch + ".vocab_size", shape.vocabulary_size);
+  data.f32(arch + ".rope.freq_base", 500000.0f);
+  data.f32(arch + ".attention.layer_norm_rms_epsilon", 1e-5f);
+  if (is_draft_head) {
+    data.u32s("eagle3.target_layers", {2, shape.layer_count / 2, shape.layer_count - 3});
+    data.u32("eagle3.target_hidden_size", shape.embedding_length);
+  }
   if (has_vocabulary)
     add_vocabulary(shape.vocabulary_size, &data);
   else
@@ -154,10 +169,15 @@ const Shape* find_shape(const std::string& name) {
 Result<SyntheticModel> SyntheticModel::make(const std::string& shape, const std::string& mix,
                                             bool has_vocabulary) {
   SyntheticModel model;
-  model.shape_ = find_shape(shape);
+  const size_t suffix = shape.rfind(kHeadSuffix);
+  model.is_draft_head_ =
+      suffix != std::string::npos && suffix + std::strlen(kHeadSuffix) == shape.size();
+  model.shape_ = find_shape(model.is_draft_head_ ? shape.substr(0, suffix) : shape);
   if (model.shape_ == nullptr)
-    return Status::error(WCUDA_NOT_FOUND, "no shape '%s': tiny, 135m, 0.5b, 0.6b, 1b, 8b or 70b",
-                         shape.c_str());
+    return Status::error(WCUDA_NOT_FOUND,
+                         "no shape '%s': tiny, 135m, 0.5b, 0.6b, 1b, 8b or 70b, or one of these "
+                         "and '%s'",
+                         shape.c_str(), kHeadSuffix);
   const quant::Format* base = find_format_by_name(mix == "q4_k_m" ? "q4_k" : mix);
   if (base == nullptr)
     return Status::error(WCUDA_NOT_FOUND, "no mix '%s': q4_k_m or a tensor type", mix.c_str());
@@ -165,6 +185,11 @@ Result<SyntheticModel> SyntheticModel::make(const std::string& shape, const std:
   model.base_type_ = base->id;
 
   const Shape& s = *model.shape_;
+  if (model.is_draft_head_) {
+    model.add_draft_head();
+    model.place_tensors(false);
+    return model;
+  }
   model.add("token_embd.weight", s.tied_embeddings ? "output" : "token_embd", 0, s.vocabulary_size,
             s.embedding_length);
   for (uint32_t layer = 0; layer < s.layer_count; ++layer) model.add_layer(layer);
@@ -175,16 +200,29 @@ Result<SyntheticModel> SyntheticModel::make(const std::string& shape, const std:
   return model;
 }
 
+// One layer whose attention reads the token beside the state, and whose output has some of the
+// model's tokens. The model has the embedding table.
+void SyntheticModel::add_draft_head() {
+  const uint64_t dim = shape_->embedding_length;
+  add("fc.weight", "fc", 0, dim, 3 * dim);
+  add_layer(0);
+  add_norm("blk.0.attn_norm_2.weight");
+  add_norm("output_norm.weight");
+  add("output.weight", "output", 0, std::min(kDraftTokensMax, shape_->vocabulary_size / 4), dim);
+  add_draft_tokens();
+}
+
 void SyntheticModel::add_layer(uint32_t layer) {
   const Shape& s = *shape_;
   const std::string prefix = "blk." + std::to_string(layer) + ".";
   const uint64_t dim = s.embedding_length, hidden = s.feed_forward_length;
+  const uint64_t width = is_draft_head_ ? 2 * dim : dim;  // of what attention reads
   const uint64_t q = uint64_t{s.head_count} * s.head_length;
   const uint64_t kv = uint64_t{s.kv_head_count} * s.head_length;
   add_norm(prefix + "attn_norm.weight");
-  add(prefix + "attn_q.weight", "attn_q", layer, q, dim);
-  add(prefix + "attn_k.weight", "attn_k", layer, kv, dim);
-  add(prefix + "attn_v.weight", "attn_v", layer, kv, dim);
+  add(prefix + "attn_q.weight", "attn_q", layer, q, width);
+  add(prefix + "attn_k.weight", "attn_k", layer, kv, width);
+  add(prefix + "attn_v.weight", "attn_v", layer, kv, width);
   add(prefix + "attn_output.weight", "attn_output", layer, dim, q);
   add_norm(prefix + "ffn_norm.weight");
   add(prefix + "ffn_gate.weight", "ffn_gate", layer, hidden, dim);
@@ -210,7 +248,7 @@ void SyntheticModel::add(const std::string& name, const std::string& role, uint3
   if (pool.empty())
     pool = random_blocks(type, format.block_elements == 1 ? kPoolValues : kPoolBlocks);
   const uint64_t first = random_word(tensors_.size()) % (pool.size() / format.block_bytes);
-  tensors_.push_back({name, type, {cols, rows}, 0, bytes, first * format.block_bytes, false});
+  tensors_.push_back({name, type, {cols, rows}, 0, bytes, type, first * format.block_bytes});
   if (role == "token_embd") return;  // one row a token, no product
   multiplied_bytes_ += bytes;
 }
@@ -226,12 +264,25 @@ void SyntheticModel::add_norm(const std::string& name) {
   }
   const uint64_t first = random_word(tensors_.size()) % kPoolBlocks;
   const uint64_t length = shape_->embedding_length;
-  tensors_.push_back({name, kF32, {length}, 0, length * 4, first * 4, true});
+  tensors_.push_back({name, kF32, {length}, 0, length * 4, kNormPool, first * 4});
+}
+
+// The tokens of the model that the output of its draft head has: every fourth, or fewer.
+void SyntheticModel::add_draft_tokens() {
+  const uint64_t count = tensors_.back().dimensions[1];
+  const uint64_t step = shape_->vocabulary_size / count;
+  std::vector<uint8_t>& pool = pools_[kTokenPool];
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t token = i * step;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&token);
+    pool.insert(pool.end(), bytes, bytes + sizeof token);
+  }
+  tensors_.push_back({"d2t", kI64, {count}, 0, count * 8, kTokenPool, 0});
 }
 
 // Writes the header; tensors follow it in order, each aligned.
 void SyntheticModel::place_tensors(bool has_vocabulary) {
-  const Metadata data = metadata(*shape_, mix_, has_vocabulary);
+  const Metadata data = metadata(*shape_, mix_, is_draft_head_, has_vocabulary);
   append(&header_, uint32_t{0x46554747});  // GGUF
   append(&header_, uint32_t{3});
   append(&header_, uint64_t{tensors_.size()});
@@ -264,7 +315,7 @@ void SyntheticModel::read(uint64_t offset, uint8_t* target, uint64_t bytes) cons
     if (begin >= end) break;
     std::memset(target + (at - offset), 0, begin - at);  // padding
     const uint64_t last = std::min(end, tensor->file_offset + tensor->bytes);
-    const std::vector<uint8_t>& pool = pools_.at(tensor->is_norm ? kNormPool : tensor->type);
+    const std::vector<uint8_t>& pool = pools_.at(tensor->pool);
     for (at = begin; at < last;) {
       const uint64_t from = (tensor->pool_offset + at - tensor->file_offset) % pool.size();
       const uint64_t count = std::min(last - at, pool.size() - from);

@@ -37,7 +37,7 @@ class SyntheticModel {
   // llama-quantize has it) or the name of a tensor type that all matrices have. Where the columns
   // are no multiple of a type's block, its substitute of 32-element blocks is taken, again as
   // there. WCUDA_NOT_FOUND for other names. With a vocabulary it can be served: every byte is a
-  // token, the others are words.
+  // token, the others are words. The shape NAME-head is an EAGLE-3 draft head for the model NAME.
   static Result<SyntheticModel> make(const std::string& shape, const std::string& mix,
                                      bool has_vocabulary = false);
 
@@ -60,24 +60,27 @@ class SyntheticModel {
     std::vector<uint64_t> dimensions;
     uint64_t file_offset;
     uint64_t bytes;
-    uint64_t pool_offset;  // where in the pool of its type the tensor's data begins
-    bool is_norm;
+    uint32_t pool;
+    uint64_t pool_offset;  // where in its pool the tensor's data begins
   };
 
   void add(const std::string& name, const std::string& role, uint32_t layer, uint64_t rows,
            uint64_t cols);
   void add_norm(const std::string& name);
+  void add_draft_tokens();
   void add_layer(uint32_t layer);
+  void add_draft_head();
   void place_tensors(bool has_vocabulary);
   uint32_t pick_type(const std::string& role, uint32_t layer, uint64_t cols) const;
 
   const Shape* shape_ = nullptr;
+  bool is_draft_head_ = false;  // of a model of this shape
   std::string mix_;
   uint32_t base_type_ = 0;
   std::string header_;  // up to the first tensor's data
   std::vector<Tensor> tensors_;
-  // By type (norms: kNormPool): random blocks, repeated over a tensor. A prime number of them, so
-  // that no two rows of a matrix are alike.
+  // By type, kNormPool or kTokenPool: random blocks, repeated over a tensor. A prime number of
+  // them, so that no two rows of a matrix are alike.
   std::map<uint32_t, std::vector<uint8_t>> pools_;
   uint64_t bytes_ = 0;
   uint64_t multiplied_bytes_ = 0;

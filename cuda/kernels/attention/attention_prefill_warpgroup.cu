@@ -2,12 +2,12 @@
 // twice as fast as attention_prefill.cu and computes the same result except for the order of sums.
 //
 // The kernel is persistent: block b takes (tile, head) pairs b, b + gridDim.x, …. One warpgroup
-// loads queries as f16, and blocks of 128 keys and 128 values, with two stages of each in shared
-// memory; q8_0 and e4m3 are copied raw and converted to f16 there. Two warpgroups compute 64 tokens
-// each: while the tensor cores compute the next scores and the sums of the previous numerators, the
-// ALUs turn scores into numerators. A token's result depends only on its own query, position and
-// pages. In shared memory, a panel has 64 elements of each row (128 bytes), and chunk c of row r is
-// stored at chunk c ^ (r % 8).
+// loads blocks of 128 keys and 128 values, with two stages of each in shared memory; q8_0 and e4m3
+// are copied raw and converted to f16 there. Two warpgroups read the queries of 64 tokens each, and
+// compute their results. They take turns: while the tensor cores compute the next scores and the
+// sums of the previous numerators of one, the ALUs turn the scores of the other into numerators. A
+// token's result depends only on its own query, position and pages. In shared memory, a panel has
+// 64 elements of each row (128 bytes), and chunk c of row r is stored at chunk c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
@@ -27,6 +27,8 @@ constexpr uint32_t kBlockThreads = 384;
 [[maybe_unused]] constexpr uint32_t kLoadThreads = 128;
 constexpr uint32_t kBlockKeys = 128;
 constexpr uint32_t kStages = 2;
+// Of a computing warpgroup.
+[[maybe_unused]] constexpr uint32_t kGroupThreads = 128, kGroupTokens = 64;
 // Registers per thread: three warpgroups use 72 + 2 * 216 = 504 of the 512 that the SM has.
 [[maybe_unused]] constexpr uint32_t kLoadRegisters = 72;
 [[maybe_unused]] constexpr uint32_t kWorkRegisters = 216;
@@ -59,9 +61,11 @@ struct Barriers {
   __device__ uint32_t keys_empty(uint32_t stage) const { return base + 16 + stage * 8; }
   __device__ uint32_t values_full(uint32_t stage) const { return base + 32 + stage * 8; }
   __device__ uint32_t values_empty(uint32_t stage) const { return base + 48 + stage * 8; }
-  __device__ uint32_t queries_full() const { return base + 64; }
-  __device__ uint32_t queries_empty() const { return base + 72; }
 };
+
+// Named barriers, by number: of the threads that load, of each group that computes, and of the turn
+// of each such group.
+constexpr uint32_t kLoadBarrier = 1, kGroupBarrier = 2, kTurnBarrier = 4;
 
 using StageCounter = PipelineCounter<kStages>;
 
@@ -76,6 +80,7 @@ struct Item {
   uint32_t first_key, end;          // positions that any of its tokens sees
   uint32_t block_begin, block_end;  // of 128 keys
 
+  Item() = default;
   __device__ Item(const AttentionKernelArgs& args, uint32_t index) {
     if (args.is_shared) {
       const AttentionPlan& plan = args.plan;
@@ -112,6 +117,7 @@ struct Item {
   __device__ bool is_empty() const { return block_begin == block_end; }
   // (token, query head) of a row of the tile.
   __device__ uint64_t place(const AttentionKernelArgs& args, uint32_t tile_row) const {
+    if (heads == 1) return uint64_t{first_token + tile_row} * args.head_count + head;
     return uint64_t{first_token + tile_row / heads} * args.head_count + head + tile_row % heads;
   }
   // Rows of a block that may be read.
@@ -121,11 +127,31 @@ struct Item {
   }
 };
 
-// Returns the item of this block in a round. Items are listed longest first, so every other round
-// runs in reverse to balance the blocks.
-__device__ __forceinline__ uint32_t item_of(uint32_t round) {
-  return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-}
+// The items of this block that are not empty, in order. Items are listed longest first, so every
+// other round runs in reverse to balance the blocks.
+class BlockItems {
+ public:
+  __device__ BlockItems(const AttentionKernelArgs& args, uint32_t count)
+      : args_(args), count_(count) {}
+
+  // Writes the next one; returns whether there is one. Only items of shared pages can be empty: the
+  // others are not waited for here.
+  __device__ bool next(Item* item) {
+    while (round_ * gridDim.x < count_) {
+      const uint32_t place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+      const uint32_t index = round_++ * gridDim.x + place;
+      if (index >= count_) continue;
+      *item = Item(args_, index);
+      if (!args_.is_shared || !item->is_empty()) return true;
+    }
+    return false;
+  }
+
+ private:
+  const AttentionKernelArgs& args_;
+  const uint32_t count_;
+  uint32_t round_ = 0;
+};
 
 __device__ __forceinline__ uint32_t panel_offset(uint32_t row, uint32_t chunk) {
   return chunk / 8 * kPanelBytes + row * 128 + ((chunk % 8 ^ row % 8) << 4);
@@ -278,30 +304,38 @@ __device__ __forceinline__ void expand_whole_e4m3(uint8_t* target, const uint8_t
   }
 }
 
+// Copies the queries of a computing warpgroup, scaled, as f16; tokens and elements that do not
+// exist become 0. All are requested before the first is stored.
 template <int kLength>
 __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, const Item& item,
-                                             uint8_t* target) {
+                                             uint32_t group_row, uint8_t* target) {
   constexpr uint32_t kChunks = kLength / 8;
+  constexpr uint32_t kRowStep = kGroupThreads / kChunks;
+  constexpr uint32_t kCount = kGroupTokens / kRowStep;
   const uint32_t n = args.pages.head_length;
-  const uint32_t thread = threadIdx.x % kLoadThreads;
+  const uint32_t first_row = group_row + threadIdx.x % kGroupThreads / kChunks;
+  const uint32_t chunk = threadIdx.x % kChunks;
+  float4 values[kCount][2];
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const uint32_t row = first_row + i * kRowStep;
+    const bool is_there = row < item.token_count && chunk * 8 < n;
+    const auto* const source = reinterpret_cast<const float4*>(
+        args.query + (is_there ? item.place(args, row) * n + chunk * 8 : 0));
+    const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    values[i][0] = is_there ? __ldcg(source) : zero;
+    values[i][1] = is_there ? __ldcg(source + 1) : zero;
+  }
   const float factor = args.scale * kLog2E;
-#pragma unroll 4
-  for (uint32_t i = 0; i < kPrefillTileTokens * kChunks / kLoadThreads; ++i) {
-    const uint32_t index = i * kLoadThreads + thread;
-    const uint32_t row = index / kChunks;
-    const uint32_t chunk = index % kChunks;
-    float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
-    if (row < item.token_count && chunk * 8 < n) {
-      const float* source = args.query + item.place(args, row) * n + chunk * 8;
-      a = __ldcg(reinterpret_cast<const float4*>(source));
-      b = __ldcg(reinterpret_cast<const float4*>(source) + 1);
-    }
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const float4 a = values[i][0], b = values[i][1];
     uint4 halves;
     halves.x = pack_halves(a.x * factor, a.y * factor);
     halves.y = pack_halves(a.z * factor, a.w * factor);
     halves.z = pack_halves(b.x * factor, b.y * factor);
     halves.w = pack_halves(b.z * factor, b.w * factor);
-    *reinterpret_cast<uint4*>(target + panel_offset(row, chunk)) = halves;
+    *reinterpret_cast<uint4*>(target + panel_offset(first_row + i * kRowStep, chunk)) = halves;
   }
 }
 
@@ -311,12 +345,9 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
                                            uint8_t* shared, const Barriers& barriers) {
   using At = SharedLayout<kLength>;
   const uint32_t base = shared_address(shared);
-  StageCounter counter, query_counter;
-  for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
-    const uint32_t index = item_of(round);
-    if (index >= item_count) continue;
-    const Item item(args, index);
-    if (item.is_empty()) continue;
+  StageCounter counter;
+  BlockItems items(args, item_count);
+  for (Item item; items.next(&item);) {
     if constexpr (kFormat != KvFormat::kF16) {
       copy_raw_block(args, item, item.block_begin, false, base + At::kRaw);
       copy_async_commit();
@@ -336,7 +367,7 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
           const uint32_t row_bytes = args.pages.row_bytes;
           const uint32_t raw_bytes = kBlockKeys * row_bytes;
           copy_async_wait<0>();
-          named_barrier_sync<1>(128);
+          named_barrier_sync<kLoadBarrier>(kLoadThreads);
           const uint32_t next = block + is_value;
           if (next < item.block_end)
             copy_raw_block(args, item, next, !is_value,
@@ -353,18 +384,11 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
           fence_proxy_async();
           mbarrier_arrive(full);
         }
-        if (is_value == 0 && block == item.block_begin) {
-          mbarrier_wait(barriers.queries_empty(), query_counter.count % 2 ^ 1);
-          load_queries<kLength>(args, item, shared + At::kQueries);
-          fence_proxy_async();
-          mbarrier_arrive(barriers.queries_full());
-          ++query_counter.count;
-        }
       }
     }
     if constexpr (kFormat != KvFormat::kF16) {
       // The last raw values are converted before the next item's copies overwrite them.
-      named_barrier_sync<1>(128);
+      named_barrier_sync<kLoadBarrier>(kLoadThreads);
     }
   }
   copy_async_wait<0>();
@@ -515,10 +539,12 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
 // The work of a computing warpgroup for all items of the block.
 template <int kLength>
 __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, uint32_t item_count,
-                                              uint32_t base, const Barriers& barriers) {
+                                              uint8_t* shared, const Barriers& barriers) {
   using At = SharedLayout<kLength>;
+  const uint32_t base = shared_address(shared);
   const uint32_t lane = threadIdx.x % 32;
-  const uint32_t group_row = (threadIdx.x / 128 - 1) * 64;
+  const uint32_t group = threadIdx.x / 128 - 1;
+  const uint32_t group_row = group * kGroupTokens;
   const uint32_t first_row = group_row + threadIdx.x % 128 / 32 * 16 + lane / 4;
   const uint64_t queries = wgmma_descriptor(base + At::kQueries + group_row * 128, kPanelBytes);
   const auto keys_at = [&](uint32_t stage) {
@@ -530,12 +556,24 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
   const auto release = [&](uint32_t barrier) {
     if (lane == 0) mbarrier_arrive(barrier);
   };
-  StageCounter key_counter, value_counter, query_counter;
-  for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
-    const uint32_t index = item_of(round);
-    if (index >= item_count) continue;
-    const Item item(args, index);
-    if (item.is_empty()) continue;
+  // Turns cost shorter heads more than they save: 1 % of 1B's 4,096 tokens.
+  constexpr bool kHasTurns = kLength > 64;
+  const auto wait_for_turn = [&] {
+    if constexpr (kHasTurns) named_barrier_sync(kTurnBarrier + group, 2 * kGroupThreads);
+  };
+  const auto give_turn = [&] {
+    if constexpr (kHasTurns) named_barrier_arrive(kTurnBarrier + (group ^ 1), 2 * kGroupThreads);
+  };
+
+  StageCounter key_counter, value_counter;
+  BlockItems items(args, item_count);
+  Item item, next;
+  bool has_item = items.next(&item);
+  if (group == 1) give_turn();
+  while (has_item) {
+    load_queries<kLength>(args, item, group_row, shared + At::kQueries);
+    fence_proxy_async();
+    named_barrier_sync(kGroupBarrier + group, kGroupThreads);
     const uint32_t group_position = item.first_position + group_row;
     const uint32_t position = item.first_position + first_row;
     float scores[64];
@@ -545,18 +583,17 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
 #pragma unroll
     for (int i = 0; i < kLength / 2; ++i) sums[i] = 0.0f;
 
-    mbarrier_wait(barriers.queries_full(), query_counter.count++ % 2);
     mbarrier_wait(barriers.keys_full(key_counter.stage()), key_counter.parity());
     fence_proxy_async();
     wgmma_fence();
     multiply_keys<kLength>(queries, keys_at(key_counter.stage()), scores);
     wgmma_commit();
+    has_item = items.next(&next);
     wgmma_wait<0>();
     accumulator_fence(scores);
     release(barriers.keys_empty(key_counter.stage()));
     ++key_counter.count;
-    if (item.block_begin + 1 == item.block_end) release(barriers.queries_empty());
-    softmax_scores(args, position, group_position + 63, group_position,
+    softmax_scores(args, position, group_position + kGroupTokens - 1, group_position,
                    item.block_begin * kBlockKeys, lane, scores, &softmax);
     pack_numerators(scores, numerators);
 
@@ -564,18 +601,19 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
       mbarrier_wait(barriers.keys_full(key_counter.stage()), key_counter.parity());
       mbarrier_wait(barriers.values_full(value_counter.stage()), value_counter.parity());
       fence_proxy_async();
+      wait_for_turn();
       wgmma_fence();
       multiply_keys<kLength>(queries, keys_at(key_counter.stage()), scores);
       wgmma_commit();
       multiply_values<kLength>(numerators, values_at(value_counter.stage()), sums);
       wgmma_commit();
+      give_turn();
       wgmma_wait<1>();
       accumulator_fence(scores);
       release(barriers.keys_empty(key_counter.stage()));
       ++key_counter.count;
-      if (block + 1 == item.block_end) release(barriers.queries_empty());
-      softmax_scores(args, position, group_position + 63, group_position, block * kBlockKeys, lane,
-                     scores, &softmax);
+      softmax_scores(args, position, group_position + kGroupTokens - 1, group_position,
+                     block * kBlockKeys, lane, scores, &softmax);
       wgmma_wait<0>();
       accumulator_fence(sums);
       release(barriers.values_empty(value_counter.stage()));
@@ -596,7 +634,11 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     release(barriers.values_empty(value_counter.stage()));
     ++value_counter.count;
     write_results<kLength>(args, item, first_row, lane, softmax, sums);
+    item = next;
+    // All are done with the queries before one overwrites them.
+    named_barrier_sync(kGroupBarrier + group, kGroupThreads);
   }
+  if (group == 0) wait_for_turn();
 }
 
 #endif  // WCUDA_HAS_WARPGROUPS
@@ -618,8 +660,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       mbarrier_init(barriers.keys_empty(stage), kWorkWarps);
       mbarrier_init(barriers.values_empty(stage), kWorkWarps);
     }
-    mbarrier_init(barriers.queries_full(), kLoadThreads);
-    mbarrier_init(barriers.queries_empty(), kWorkWarps);
     mbarrier_init_fence();
   }
   dependent_wait();
@@ -632,7 +672,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     load_items<kLength, kFormat>(args, item_count, shared, barriers);
   } else {
     registers_acquire<kWorkRegisters>();
-    work_on_items<kLength>(args, item_count, base, barriers);
+    work_on_items<kLength>(args, item_count, shared, barriers);
   }
 #endif
 }

@@ -17,5 +17,9 @@ __device__ __forceinline__ void named_barrier_sync(uint32_t threads) {
 __device__ __forceinline__ void named_barrier_sync(uint32_t index, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
 }
+// Counts the calling warps towards the `threads` of the barrier without waiting for the others.
+__device__ __forceinline__ void named_barrier_arrive(uint32_t index, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(index), "r"(threads) : "memory");
+}
 
 }  // namespace wcuda::kernels
