@@ -47,6 +47,7 @@
 namespace wcuda::kernels {
 
 struct AttentionKernelArgs {
+  static constexpr uint32_t kAllTiles = 1u << 31;
   StepRows step;
   AttentionPlan plan;
   KvPages pages;
@@ -71,6 +72,10 @@ struct AttentionKernelArgs {
   // Rows of a group share leading pages: attention_prefill_warpgroup computes partial results of
   // these for attention_decode, which adds them. No window.
   bool is_shared = false;
+  // Tiles of 16 positions, before that of a row's own position, whose keys and values the kernel
+  // before this one may store: 0 without drafts, 1 if each row has one token and so follows at most
+  // kDecodeDraftsMax others of its sequence, kAllTiles if it may follow a row of several tokens.
+  uint32_t stored_tiles = 0;
   // attention_decode_group triggers the next kernel at its start instead of after its wait. The
   // launcher may set it too.
   bool triggers_early = false;
@@ -89,7 +94,8 @@ uint32_t decode_partial_floats(uint32_t head_count, uint32_t kv_head_count, uint
 // Must be called once for each format and head length, before a graph is captured.
 cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length, const Launch& launch);
 // Skips rows that do not have exactly one token. The kernel reads the keys and values of earlier
-// positions before its dependent wait, so no kernel after attention_plan may have written them.
+// positions before its dependent wait, except those of stored_tiles, so no kernel after
+// attention_plan may have written them.
 cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

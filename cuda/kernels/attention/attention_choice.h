@@ -13,7 +13,8 @@
 
 namespace wcuda::kernels {
 
-constexpr uint32_t kDecodeGroupMax = 8;  // query heads of one key-value head that a block serves
+constexpr uint32_t kDecodeGroupMax = 8;    // query heads of one key-value head that a block serves
+constexpr uint32_t kDecodeDraftsMax = 15;  // drafts of a sequence in a step
 constexpr uint32_t kPrefillWarpgroupHeadMax = 128;
 constexpr uint32_t kDecodeSharedHeadsMax = 128;                // query heads of a key-value head
 constexpr uint32_t kDecodeSharedRowsMax = 512;                 // of a step with shared prefixes

@@ -30,6 +30,9 @@
 
 namespace wcuda::kernels {
 
+// Drafts before a row are in the tile of its position, or in the one before.
+static_assert(kDecodeDraftsMax < kTilePositions);
+
 constexpr int kMmaHeads = 8;  // query heads per MMA: its N dimension
 static_assert(kMmaHeads == kDecodeGroupMax);
 
@@ -156,6 +159,11 @@ class Loader {
   __device__ bool has_newest_next() const {
     return !has_tile_ || segment_.position / kTilePositions == tiles_.next;
   }
+  // Returns true if this step may store keys and values of the next tile, or if there is no next
+  // tile.
+  __device__ bool may_be_stored() const {
+    return !has_tile_ || tiles_.next + args_.stored_tiles >= segment_.position / kTilePositions;
+  }
   // Starts the copy of the next tile or, with kSeparateKv, of its keys or values, into stage
   // `stage`, and commits it as one cp.async group. If no tile is left, the group is empty, so that
   // the number of committed groups always equals the number of calls.
@@ -229,7 +237,7 @@ class Loader {
   bool has_values_next_ = false;  // with kSeparateKv
 };
 
-// Fills a warp's ring, if possible before the dependent wait. A tile whose newest position rope_kv
+// Fills a warp's ring, if possible before the dependent wait. A tile with positions that rope_kv
 // writes can be copied only after the wait. For such a tile the function waits, and returns true.
 template <class S, class Walk>
 __device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
@@ -237,7 +245,7 @@ __device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
   bool has_waited = false;
 #pragma unroll 1
   for (uint32_t stage = 0; stage < S::kStages; ++stage) {
-    if (!has_waited && args.key == nullptr && loader->has_newest_next()) {
+    if (!has_waited && args.key == nullptr && loader->may_be_stored()) {
       dependent_wait();
       has_waited = true;
     }

@@ -5,6 +5,7 @@
 #include <cinttypes>
 
 #include "core/base/checked.h"
+#include "kernels/attention/attention_choice.h"
 #include "kernels/shared/arena.h"
 #include "llm/engine/engine.h"
 #include "llm/engine/runner.h"
@@ -20,6 +21,7 @@ constexpr uint32_t kMaxBatchTokens = 1u << 20;
 constexpr uint32_t kMaxSequenceTokens = 1u << 24;
 constexpr uint32_t kMaxTopLogprobs = 128;
 constexpr uint64_t kMaxPages = 1u << 28;
+static_assert(WCUDA_ROW_DRAFT_TOKENS_MAX == kernels::kDecodeDraftsMax);
 
 Status check_range(const char* name, uint64_t value, uint64_t limit) {
   if (value <= limit) return {};

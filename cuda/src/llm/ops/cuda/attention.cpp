@@ -184,6 +184,9 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
   call.sinks = args.sinks;
   call.query = args.query;
   call.out = args.out;
+  if (args.batch->has_drafts)
+    call.stored_tiles =
+        args.batch->max_row_tokens == 1 ? 1 : kernels::AttentionKernelArgs::kAllTiles;
   if (args.rope_kv != nullptr) {
     call.key = args.rope_kv->key;
     call.value = args.rope_kv->value;

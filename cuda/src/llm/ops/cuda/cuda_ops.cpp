@@ -207,10 +207,6 @@ Status CudaOps::rope_kv(const Node&, const RopeKvArgs& args) {
 }
 
 Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
-  // The kernels read earlier positions before their dependent wait. Those of drafts are stored by
-  // the kernel before.
-  kernels::Launch launch = launch_;
-  launch.is_dependent = !args.batch->has_drafts;
   kernels::HalfOperand operand;
   if (node.output == Form::kHalf || node.output == Form::kBatchHalf) {
     WCUDA_CHECK(args.reader != nullptr);
@@ -218,11 +214,11 @@ Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
                                              args.batch->token_count, args.out, launch_));
   }
   if (node.kernel == Kernel::kAttentionPrefill || node.kernel == Kernel::kAttentionPrefillWarpgroup)
-    return check(attention_.prefill(args, launch, operand), "attention_prefill");
+    return check(attention_.prefill(args, launch_, operand), "attention_prefill");
   if (node.kernel == Kernel::kAttentionShared)
-    return check(attention_.shared(args, launch), "attention_shared");
+    return check(attention_.shared(args, launch_), "attention_shared");
   WCUDA_CHECK(node.kernel == attention_.decode_kernel(*args.batch, args.pool, launch_));
-  return check(attention_.decode(args, launch, operand), "attention_decode");
+  return check(attention_.decode(args, launch_, operand), "attention_decode");
 }
 
 Status CudaOps::hidden_state(const Node&, const HiddenStateArgs& args) {
