@@ -508,9 +508,10 @@ class DraftBench {
       const auto rate = [&](size_t j) { return expected_rate(a, options_.drafts[j], costs[j]); };
       for (size_t j = 1; j < costs.size(); ++j)
         if (rate(j) > rate(best[i])) best[i] = j;
-      std::snprintf(text, sizeof text, " %10.4g ", a);
+      std::snprintf(text, sizeof text, "%11.4g ", a);
       line += text;
     }
+    line.pop_back();
     report.note(line);
     for (size_t j = 0; j < costs.size(); ++j) {
       const uint32_t k = options_.drafts[j];
@@ -522,6 +523,7 @@ class DraftBench {
                       expected_rate(options_.acceptance[i], k, costs[j]), best[i] == j ? '*' : ' ');
         line += text;
       }
+      line.erase(line.find_last_not_of(' ') + 1);
       report.note(line);
     }
     return best;

@@ -200,7 +200,7 @@ Result<SyntheticModel> SyntheticModel::make(const std::string& shape, const std:
   return model;
 }
 
-// One layer whose attention reads the token beside the state, and whose output has some of the
+// One layer whose attention reads the token and the state, and whose output has some of the
 // model's tokens. The model has the embedding table.
 void SyntheticModel::add_draft_head() {
   const uint64_t dim = shape_->embedding_length;

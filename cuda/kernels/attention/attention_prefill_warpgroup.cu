@@ -65,7 +65,7 @@ struct Barriers {
 
 // Named barriers, by number: of the threads that load, of each group that computes, and of the turn
 // of each such group.
-constexpr uint32_t kLoadBarrier = 1, kGroupBarrier = 2, kTurnBarrier = 4;
+constexpr uint32_t kLoadBarrier = 1, kGroupBarrier = 2, kPingPongBarrier = 4;
 
 using StageCounter = PipelineCounter<kStages>;
 
@@ -557,12 +557,13 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     if (lane == 0) mbarrier_arrive(barrier);
   };
   // Turns cost shorter heads more than they save: 1 % of 1B's 4,096 tokens.
-  constexpr bool kHasTurns = kLength > 64;
+  constexpr bool kIsPingPong = kLength > 64;
   const auto wait_for_turn = [&] {
-    if constexpr (kHasTurns) named_barrier_sync(kTurnBarrier + group, 2 * kGroupThreads);
+    if constexpr (kIsPingPong) named_barrier_sync(kPingPongBarrier + group, 2 * kGroupThreads);
   };
   const auto give_turn = [&] {
-    if constexpr (kHasTurns) named_barrier_arrive(kTurnBarrier + (group ^ 1), 2 * kGroupThreads);
+    if constexpr (kIsPingPong)
+      named_barrier_arrive(kPingPongBarrier + (group ^ 1), 2 * kGroupThreads);
   };
 
   StageCounter key_counter, value_counter;
