@@ -89,6 +89,28 @@ fn a_model_guesses_its_own_greedy_tokens() {
 }
 
 #[test]
+fn a_model_guesses_its_own_sampled_tokens() {
+    let model = target();
+    let draft = ModelDraft::new(&model, &model, &options()).unwrap();
+    let mut biased = Sampling::with_temperature(1.5, 77);
+    biased.top_p = 0.9;
+    biased.bias = vec![(3, 2.0), (7, f32::NEG_INFINITY)];
+    biased.presence_penalty = 0.5;
+    for sampling in [Sampling::with_temperature(1.0, 9), biased] {
+        let mut request = Request::tokens(PROMPT).max_tokens(200).sampling(sampling);
+        request.ignore_end = true;
+        let (expected, plain) = events(&mut session(&model, None), &request);
+        let (found, summary) = events(&mut session(&model, Some(draft.clone())), &request);
+        assert_eq!(found, expected);
+        assert!(summary.draft_tokens > plain.tokens / 2, "{summary:?}");
+        assert!(
+            summary.accepted_draft_tokens * 100 > summary.draft_tokens * 95,
+            "{summary:?}"
+        );
+    }
+}
+
+#[test]
 fn guesses_of_any_model_change_no_event() {
     let model = target();
     for (seed, least) in [(1, 10), (2, 0)] {
@@ -399,8 +421,13 @@ fn a_service_gives_each_text_a_draft_sequence_as_long_as_it_runs() {
     for number in [0, 2, 3, 1] {
         let (tokens, _, accepted) = answer(drafted.submit(&request(number)).unwrap());
         assert_eq!(tokens, expected[number]);
-        assert!(accepted > 5, "{accepted} in {number}");
+        assert!(accepted > 100, "{accepted} of 150 in {number}");
     }
+    let mut choices = request(1);
+    choices.choices = 2;
+    let (tokens, _, accepted) = answer(drafted.submit(&choices).unwrap());
+    assert_eq!(tokens.len(), 300);
+    assert!(accepted > 200, "{accepted} of 300 in two choices");
     // More texts than sequences.
     let all: Vec<_> = (0..4)
         .map(|number| drafted.submit(&request(number)).unwrap())

@@ -3,12 +3,20 @@
 use std::collections::HashMap;
 
 use crate::llm::engine::{Token, TokenFeatures};
+use crate::llm::step::Sampling;
 
 /// A source of drafts. Its guesses change the speed of a generation, never its tokens.
 pub trait Draft: Send {
     /// A generation begins. `prompt` is never empty. `prediction` is a text that the answer may repeat as a whole or in
     /// parts; often it is empty.
     fn begin(&mut self, prompt: &[Token], prediction: &[Token]);
+
+    /// How the tokens of the generation are sampled; called after [`begin`](Self::begin). The token of a position is drawn
+    /// by a number that depends on the seed and the position alone. A source that computes probabilities can draw its
+    /// guesses by the same numbers: more of them hold than of the most probable tokens.
+    fn sample_like(&mut self, sampling: &Sampling) {
+        let _ = sampling;
+    }
 
     /// Appends at most `limit` guesses of the tokens that follow `tokens` to `drafts`, which is empty. `tokens` are the
     /// prompt and all sampled tokens. Within a generation they only grow.

@@ -214,6 +214,7 @@ impl Course {
         let cached = session.keep_common_prefix(&prompt)?;
         if let Some(draft) = &mut session.draft {
             draft.begin(&prompt, &[]);
+            draft.sample_like(&request.sampling);
         }
         let stop_tokens = match request.ignore_end {
             true => Vec::new(),

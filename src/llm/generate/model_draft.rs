@@ -30,8 +30,9 @@ const SERVED_TOKENS: u64 = 64 << 10;
 /// KV cache of a service's draft model on the CPU, unless less is free.
 const HOST_KV_BYTES: u64 = 256 << 20;
 
-/// Guesses the most probable tokens of a second model, which is smaller and has the same vocabulary. Fast where that
-/// model often agrees with the first one, whatever the text.
+/// Guesses tokens of a second model, which is smaller and has the same vocabulary: those that it would sample with the
+/// same parameters and seed, so that both often choose the same, or the most probable ones until the parameters are
+/// known, and of a draft head. Fast where that model often agrees with the first one, whatever the text.
 ///
 /// Each source has one sequence of the draft model's engine, which it fills in chunks of the engine's batch when guesses
 /// are wanted. Clones share the engine: each is a source of its own, and guesses that several have
@@ -92,6 +93,8 @@ struct Text {
     held: Vec<Token>,
     /// Those of the text that follow.
     missing: Vec<Token>,
+    /// How guesses are sampled.
+    sampling: Sampling,
     /// Guesses that are wanted, and those that are computed.
     limit: usize,
     guesses: Vec<Token>,
@@ -258,7 +261,25 @@ impl Clone for ModelDraft {
 }
 
 impl Draft for ModelDraft {
-    fn begin(&mut self, _: &[Token], _: &[Token]) {}
+    fn begin(&mut self, _: &[Token], _: &[Token]) {
+        lock(&self.text).sampling = Sampling::greedy();
+    }
+
+    fn sample_like(&mut self, sampling: &Sampling) {
+        // The positions of a head's sequence are those of other tokens.
+        if self.shared.is_head {
+            return;
+        }
+        let bias = sampling.bias.iter().copied();
+        let known = |&(token, _): &(Token, f32)| token < self.shared.vocabulary_size;
+        lock(&self.text).sampling = Sampling {
+            bias: bias.filter(known).collect(),
+            mask: Vec::new(),
+            top_logprobs: 0,
+            raw_logprobs: false,
+            ..*sampling
+        };
+    }
 
     fn follow(&mut self, features: Option<TokenFeatures>) {
         lock(&self.text).features = features;
@@ -470,7 +491,6 @@ impl Batch<'_> {
         texts: &[MutexGuard<'_, Text>],
         all: &mut [Progress],
     ) -> Result<Option<InFlight>> {
-        let greedy = Sampling::greedy();
         let mut free_tokens = self.info.max_batch_tokens as usize;
         let (mut step, mut rows, mut fed) = (Step::new(), Vec::new(), Vec::new());
         for (index, (text, progress)) in texts.iter().zip(&*all).enumerate() {
@@ -494,7 +514,10 @@ impl Batch<'_> {
                 Some(features) => row.features(features),
                 None => row,
             };
-            step.push(if is_last { row.sample(&greedy) } else { row });
+            step.push(match is_last {
+                true => row.sample(&text.sampling),
+                false => row,
+            });
             rows.push((index, is_last));
             fed.push(count);
             free_tokens -= count.max(1);

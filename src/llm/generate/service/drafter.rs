@@ -49,14 +49,15 @@ impl Drafting {
         if request.max_tokens == Some(0) {
             return Vec::new();
         }
-        let begin = || {
+        let begin = |choice: u32| {
             let mut source = (self.make)();
             source.begin(prompt, prediction);
+            source.sample_like(&request.sampling_of(choice));
             source
         };
-        let drafter = |_| {
+        let drafter = |choice| {
             Some(Drafter {
-                source: catch_unwind(AssertUnwindSafe(begin)).ok()?,
+                source: catch_unwind(AssertUnwindSafe(|| begin(choice))).ok()?,
                 tokens: prompt.to_vec(),
                 first: prompt.len() + request.min_tokens as usize,
                 most: self.most,

@@ -443,8 +443,7 @@ impl Owner {
         core.next_serial += 1;
         let mut drafters = drafters.into_iter();
         for (number, id) in (0..).zip(ids) {
-            let mut sampling = request.sampling.clone();
-            sampling.seed = sampling.seed.wrapping_add(u64::from(number));
+            let sampling = request.sampling_of(number);
             let first_sampling = request.first_sampling(sampling.seed, &self.end_tokens);
             let choice = Choice {
                 job: job.clone(),

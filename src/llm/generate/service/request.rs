@@ -216,6 +216,13 @@ impl Request {
         check_sampling(&self.sampling, limits)
     }
 
+    /// How tokens of a choice are sampled.
+    pub(super) fn sampling_of(&self, choice: u32) -> Sampling {
+        let mut sampling = self.sampling.clone();
+        sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
+        sampling
+    }
+
     /// How the first `min_tokens` are sampled: no token may end the text.
     pub(super) fn first_sampling(&self, seed: u64, end_tokens: &[Token]) -> Option<Sampling> {
         let model_ends = if self.ignore_end { &[] } else { end_tokens };
