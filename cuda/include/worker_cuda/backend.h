@@ -344,9 +344,9 @@ WCUDA_API wcuda_status wcuda_backend_unregister(int32_t type, wcuda_error* error
 #define WCUDA_FAULT_COMPILE 5     /* the call returns WCUDA_COMPILE_FAILED; applies to compile_kernel, and
                                      to wcuda_program_compile if the program has a context of the backend */
 #define WCUDA_FAULT_LOST 6        /* any call; the device is then lost and stays lost */
-/* Makes the k-th following call of this kind fail, without calling the device; k = 1 is the next call. Each
- * request replaces the previous one. k = 0 or WCUDA_FAULT_NONE cancels the request, but a device that is
- * already lost stays lost. Returns WCUDA_INVALID_STATE if the backend was not opened with
+/* Makes the k-th call of this kind from now on fail without calling the device; k = 1 is the next call.
+ * Each request replaces the previous one. k = 0 or WCUDA_FAULT_NONE cancels the request, but a device that
+ * is already lost stays lost. Returns WCUDA_INVALID_STATE if the backend was not opened with
  * WCUDA_BACKEND_WITH_FAULTS. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_fault_set(wcuda_backend backend, int32_t kind, uint64_t k,
                                                wcuda_error* error);
@@ -357,8 +357,8 @@ WCUDA_API wcuda_status wcuda_backend_fault_set(wcuda_backend backend, int32_t ki
  * A failover group has a list of backends and uses one of them at a time, the active backend. When the
  * active backend fails, the group switches to another one. From then on, new contexts and self-contained
  * calls (wcuda_failover_call) use the other backend. Objects on a device, such as buffers, sequences,
- * models and sealed memory, are never moved. Failover happens only in such a group, and never silently:
- * each stage of a switch is reported as an event and as a warning in the log.
+ * models and sealed memory (docs/ARCHITECTURE.md), are never moved. Failover happens only in such a group,
+ * and never silently: each stage of a switch is reported as an event and as a warning in the log.
  */
 #define WCUDA_FAILOVER_NONE 0      /* counts failures and never switches */
 #define WCUDA_FAILOVER_WARN 1      /* switches, and returns the failure; later contexts and calls use the
@@ -462,7 +462,7 @@ typedef struct wcuda_failover_state {
   int32_t type; /* type of the active backend */
   int32_t ordinal;
   int32_t is_degraded;    /* 1 if the active backend is not the first of the list */
-  uint64_t failure_count; /* failures of devices since the group was created */
+  uint64_t failure_count; /* device failures since the group was created */
   uint64_t move_count;    /* completed switches */
   uint64_t restore_count;
 } wcuda_failover_state;

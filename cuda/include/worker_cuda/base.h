@@ -35,11 +35,11 @@
  *   return WCUDA_INVALID_HANDLE for a handle that was destroyed, has another kind or never existed. As long
  *   as an object exists, the objects from which it was created stay alive, so handles may be released in
  *   any order.
- * Names. wcuda_x_destroy releases what wcuda_x_create returned; _close belongs to _open, and _unload to
- *   _load. The releasing functions accept id 0, return nothing and never fail. A _get function never
- *   creates an object. A _borrow function creates an object for a resource that the caller owns.
+ * Names. wcuda_x_destroy releases what wcuda_x_create returned, _close what _open returned, and _unload
+ *   what _load returned. The releasing functions accept id 0, return nothing and never fail. A _get function
+ *   never creates an object. A _borrow function creates an object for a resource that the caller owns.
  * Structs. A struct that may grow in later versions begins with struct_size. Initialise every such struct,
- *   also each element of an array, with its ..._INIT macro. The default of a field is zero unless its
+ *   including each element of an array, with its ..._INIT macro. The default of a field is zero unless its
  *   comment says otherwise. The library accepts the smaller struct_size of a caller that was compiled with
  *   an older header. It accepts a larger struct_size if all bytes past the size that it knows are zero, and
  *   otherwise returns WCUDA_UNSUPPORTED.
@@ -51,8 +51,8 @@
  *   whole list. With capacity 0 the array may be NULL. If `first` is greater than the number of elements,
  *   the function returns WCUDA_OUT_OF_RANGE.
  * Flags. A function returns WCUDA_INVALID_ARGUMENT if a flag is unknown. Booleans are int32_t, 0 or 1.
- * Strings are UTF-8 with a length and need no NUL at the end. Paths are bytes, as the operating system
- *   takes them. Strings described as static are never freed.
+ * Strings are UTF-8 with a length and need no NUL at the end. Paths are byte strings that are passed to the
+ *   operating system unchanged. Strings described as static are never freed.
  * Pointers. The library uses a pointer argument only until the call returns, unless the function's comment
  *   says otherwise.
  * Threads. The comment of each function ends with one of these:
@@ -89,10 +89,10 @@ extern "C" {
 typedef int32_t wcuda_status;
 
 #define WCUDA_OK 0
-/* Errors of the caller: correct the call. */
+/* Caller errors: correct the call. */
 #define WCUDA_INVALID_ARGUMENT 1001   /* an argument is NULL, zero, negative or inconsistent */
 #define WCUDA_INVALID_HANDLE 1002     /* the handle was destroyed, has another kind or never existed */
-#define WCUDA_INVALID_STATE 1003      /* the object's present state does not allow the call */
+#define WCUDA_INVALID_STATE 1003      /* the object's current state does not allow the call */
 #define WCUDA_OUT_OF_RANGE 1004       /* an offset, index, size or token id is past the end */
 #define WCUDA_BUFFER_TOO_SMALL 1005   /* the caller's array is too small; the message has the size needed */
 #define WCUDA_REENTRANT 1006          /* the function was called inside a callback of the library */
@@ -102,7 +102,7 @@ typedef int32_t wcuda_status;
 #define WCUDA_INVALID_CONFIG 1010     /* invalid grid, block, cluster or shared memory of a launch */
 #define WCUDA_ARGUMENT_COUNT 1011     /* the number of arguments differs from the kernel's */
 /* Machine and build. */
-#define WCUDA_NOT_AVAILABLE 2001      /* not part of this build or machine; the message has the reason */
+#define WCUDA_NOT_AVAILABLE 2001      /* unavailable in this build or machine; the message has the reason */
 #define WCUDA_NO_DEVICE 2002          /* no driver, driver too old, or no device with this ordinal */
 #define WCUDA_IO 2003                 /* the operating system or a read callback failed */
 #define WCUDA_CANCELLED 2004          /* the caller cancelled the operation */
@@ -151,8 +151,8 @@ WCUDA_API const char* wcuda_status_name(wcuda_status status);
 #define WCUDA_NUMBERS_ZCTL 3   /* responses of the protocol ZCTL/1: OK 0, ERR_MALFORMED 1,
                                   ERR_UNSUPPORTED 2, ERR_DENIED 3, ERR_TIMEOUT 4, ERR_NO_MEM 5,
                                   ERR_BACKEND 6, ERR_BAD_ARGS 7 */
-/* Translates a status to its number in the interface `numbers`, a WCUDA_NUMBERS_... value. Every status has
- * a number, including a status unknown to this version. Returns -1 if `numbers` is not such a value.
+/* Translates a status into its number in the interface `numbers`, a WCUDA_NUMBERS_... value. Every status
+ * has a number, including a status unknown to this version. Returns -1 if `numbers` is not such a value.
  * [any thread] */
 WCUDA_API int32_t wcuda_status_number(wcuda_status status, int32_t numbers);
 
@@ -305,7 +305,7 @@ typedef struct wcuda_device_caps {
 
 /* Reports how many usable devices a backend type has. HOST always has one. If CUDA has none, the function
  * returns WCUDA_NO_DEVICE or WCUDA_NOT_AVAILABLE, and the message has the reason, for example "no CUDA
- * device: driver 12.4, needs 13.0". Ordinals number the usable devices in CUDA's order. Does not create a
+ * device: driver 12.4, needs 13.0". Ordinals index the usable devices in CUDA's order. Does not create a
  * CUDA context. [any thread] */
 WCUDA_API wcuda_status wcuda_device_count(int32_t backend, int32_t* count, wcuda_error* error);
 
@@ -314,7 +314,7 @@ WCUDA_API wcuda_status wcuda_device_caps_get(int32_t backend, int32_t ordinal,
                                              wcuda_device_caps* caps, wcuda_error* error);
 
 /* ------------------------------------------------------------------------------------------------
- * 5. Context: an open device and the account of its memory
+ * 5. Context: an open device and its memory accounting
  */
 
 typedef struct wcuda_context {
@@ -327,11 +327,11 @@ typedef struct wcuda_context_options {
   int32_t backend;            /* WCUDA_BACKEND_... */
   int32_t ordinal;
   uint64_t flags;             /* must be 0; no flags are defined */
-  /* Limit of the bytes that this context may allocate; 0 means no limit. HOST also reports it as the
+  /* Maximum number of bytes that this context may allocate; 0 means no limit. HOST also reports it as the
    * capacity of the device; without a limit, the capacity is the memory of the machine. */
   uint64_t memory_budget;
-  /* Number of compute threads of HOST. 0 means all processors that this process may use by its affinity and
-   * cgroup quota. */
+  /* Number of compute threads of HOST. 0 means all processors that this process may use under its affinity
+   * mask and cgroup quota. */
   uint32_t host_thread_count;
   int32_t scrub;              /* WCUDA_SCRUB_...; see section 14 */
 } wcuda_context_options;
@@ -376,7 +376,7 @@ WCUDA_API wcuda_status wcuda_context_synchronize(wcuda_context context, wcuda_er
 #define WCUDA_PURPOSE_MODULE 4   /* loaded device code */
 #define WCUDA_PURPOSE_STAGING 5  /* pinned host memory */
 #define WCUDA_PURPOSE_USER 6
-#define WCUDA_PURPOSE_BORROWED 7 /* memory of the caller; see wcuda_buffer_borrow */
+#define WCUDA_PURPOSE_BORROWED 7 /* the caller's memory; see wcuda_buffer_borrow */
 
 typedef struct wcuda_memory_info {
   uint32_t struct_size;
@@ -393,7 +393,7 @@ typedef struct wcuda_memory_info {
 #define WCUDA_MEMORY_INFO_INIT {sizeof(wcuda_memory_info), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Reports sums over the ledger for one purpose. WCUDA_PURPOSE_ANY covers all purposes except STAGING, which
- * is host memory, and BORROWED, which is memory of the caller. [any thread] */
+ * is host memory, and BORROWED, which is the caller's memory. [any thread] */
 WCUDA_API wcuda_status wcuda_context_memory_get(wcuda_context context, int32_t purpose,
                                                 wcuda_memory_info* info, wcuda_error* error);
 
@@ -443,7 +443,7 @@ WCUDA_API wcuda_status wcuda_buffer_create(wcuda_context context,
 /* Destroys the handle. The memory is freed after all queued work that uses it has finished; on CUDA, the
  * function does not wait for that work. [any thread] */
 WCUDA_API void wcuda_buffer_destroy(wcuda_buffer buffer);
-/* Reports the size of the buffer in bytes, as it was requested. [any thread] */
+/* Reports the requested size of the buffer in bytes. [any thread] */
 WCUDA_API wcuda_status wcuda_buffer_size_get(wcuda_buffer buffer, uint64_t* bytes,
                                              wcuda_error* error);
 /* Copies `bytes` bytes from the caller's memory into the buffer and waits. If the range is not within the
@@ -495,7 +495,7 @@ WCUDA_API wcuda_status wcuda_pinned_data_get(wcuda_pinned pinned, void** data, u
 typedef struct wcuda_health {
   uint32_t struct_size;
   int32_t state;                 /* WCUDA_HEALTH_... */
-  int32_t sticky_code;           /* the driver's code of the fault that lost the device; otherwise 0 */
+  int32_t sticky_code;           /* the driver's error code when the device was lost; otherwise 0 */
   int32_t temperature_celsius;   /* -1 means unknown */
   int64_t ecc_error_count;       /* uncorrected ECC errors since the last reset; -1 means unknown */
   uint64_t ledger_bytes;         /* device memory allocated by this context */
@@ -507,8 +507,8 @@ typedef struct wcuda_health {
   uint64_t nonresident_count;    /* allocations that are not in device memory */
   uint64_t deferred_error_count; /* errors that no call could return, for example while freeing */
   uint64_t duration_ns;          /* time that this report took */
-  /* Device memory that this context uses according to the driver, without loaded modules. If it is less
-   * than the ledger's total without modules, the state is WCUDA_HEALTH_DEGRADED. */
+  /* Device memory that this context uses according to the driver, excluding loaded modules. If it is less
+   * than the ledger's total excluding modules, the state is WCUDA_HEALTH_DEGRADED. */
   uint64_t pool_used_bytes;
   uint64_t pool_reserved_bytes;  /* pool_used_bytes plus freed memory that the driver keeps for reuse */
   /* Size of the allocations that were live when the device was lost. The ledger no longer counts them, and
@@ -519,13 +519,13 @@ typedef struct wcuda_health {
 } wcuda_health;
 #define WCUDA_HEALTH_INIT {sizeof(wcuda_health), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
 
-/* Reports the state of the context's device. Queries the driver, which takes less than 10 ms, also while
+/* Reports the state of the context's device. Queries the driver, which takes less than 10 ms even while
  * steps are in flight. May be called on a lost device. [any thread] */
 WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* health,
                                         wcuda_error* error);
 
 /* ------------------------------------------------------------------------------------------------
- * 14. Resident memory: budgets by purpose, scrubbing, checks of residency, raw addresses
+ * 14. Resident memory: budgets per purpose, scrubbing, residency checks, raw addresses
  */
 
 /* Values of wcuda_context_options.scrub. Scrubbing fills device memory with zeros, on the device. Without
@@ -547,7 +547,7 @@ WCUDA_API wcuda_status wcuda_context_budget_set(wcuda_context context, int32_t p
 
 /* Checks that a device meets the requirements of this library. CUDA requires compute capability 8.0 or
  * newer and 1 GiB of memory; HOST has no requirements. If the device does not meet them, returns
- * WCUDA_UNSUPPORTED, and the message names what is missing. wcuda_context_create makes the same check.
+ * WCUDA_UNSUPPORTED, and the message names what is missing. wcuda_context_create performs the same check.
  * [any thread] */
 WCUDA_API wcuda_status wcuda_device_check(int32_t backend, int32_t ordinal, wcuda_error* error);
 
@@ -558,7 +558,7 @@ WCUDA_API wcuda_status wcuda_device_check(int32_t backend, int32_t ordinal, wcud
 #define WCUDA_PLACE_PINNED 4       /* page-locked host memory */
 /* Page-locked host memory that devices access in place, or device memory that has a host address. */
 #define WCUDA_PLACE_MAPPED 5
-#define WCUDA_PLACE_HOST 6         /* host memory that the driver does not know */
+#define WCUDA_PLACE_HOST 6         /* host memory that is not registered with the driver */
 
 typedef struct wcuda_residency {
   uint32_t struct_size;
@@ -578,26 +578,26 @@ typedef struct wcuda_residency {
 #define WCUDA_RESIDENCY_INIT {sizeof(wcuda_residency), 0, 0, 0, 0, 0, 0, 0, 0, {0}}
 
 /* Checks with the driver that every allocation, including borrowed memory, is device memory of this
- * context's device and has no host address. Allocations that are not are counted in `residency` and logged
- * as errors; the function still returns WCUDA_OK. On HOST, memory that the backend allocated counts as
- * device memory. [any thread] */
+ * context's device and has no host address. All other allocations are counted in `residency` and logged as
+ * errors; the function still returns WCUDA_OK. On HOST, memory that the backend allocated counts as device
+ * memory. [any thread] */
 WCUDA_API wcuda_status wcuda_context_residency_get(wcuda_context context,
                                                    wcuda_residency* residency, wcuda_error* error);
 
-/* Enforces that all memory of the context is device memory. First makes the checks of wcuda_device_check
- * and wcuda_context_residency_get. If an allocation is not in device memory, returns WCUDA_NOT_RESIDENT,
- * and the message names the first one. After a success, wcuda_buffer_borrow rejects memory that is not
- * device memory with WCUDA_NOT_RESIDENT. [any thread] */
+/* Enforces that all memory of the context is device memory. First performs the checks of
+ * wcuda_device_check and wcuda_context_residency_get. If an allocation is not in device memory, returns
+ * WCUDA_NOT_RESIDENT, and the message names the first one. After a success, wcuda_buffer_borrow rejects
+ * memory that is not device memory with WCUDA_NOT_RESIDENT. [any thread] */
 WCUDA_API wcuda_status wcuda_context_vram_only_enforce(wcuda_context context, wcuda_error* error);
 /* Reports 1 if the last wcuda_context_vram_only_enforce succeeded and no later check has found memory
  * outside the device; otherwise 0. [any thread] */
 WCUDA_API wcuda_status wcuda_context_vram_only_get(wcuda_context context, int32_t* is_enforced,
                                                    wcuda_error* error);
 
-/* Creates a buffer with WCUDA_PURPOSE_BORROWED for memory of the caller. options->purpose must be 0. The
+/* Creates a buffer with WCUDA_PURPOSE_BORROWED for the caller's memory. options->purpose must be 0. The
  * `options->bytes` bytes at `address` must stay valid until the buffer is destroyed, and
- * wcuda_buffer_destroy waits for the work that uses them. The library does not free the memory and counts
- * it against no budget. The memory should be device memory of the context's device, which
+ * wcuda_buffer_destroy waits for the work that uses them. The library does not free the memory or count it
+ * against a budget. The memory should be device memory of the context's device, which
  * wcuda_context_residency_get checks. On HOST a wrong size is undefined behaviour, because the library
  * cannot check it. [any thread] */
 WCUDA_API wcuda_status wcuda_buffer_borrow(wcuda_context context, void* address,
@@ -612,9 +612,9 @@ WCUDA_API wcuda_status wcuda_buffer_place_get(wcuda_buffer buffer, int32_t* plac
 WCUDA_API wcuda_status wcuda_buffer_address_get(wcuda_buffer buffer, void** address,
                                                 wcuda_error* error);
 
-/* Takes the oldest deferred error from a queue. A deferred error is an error that no call could return, for
- * example while freeing memory. `deferred` receives its code and message, or WCUDA_OK if the queue is
- * empty. The queue holds at most sixteen errors; wcuda_health.deferred_error_count counts all.
+/* Removes the oldest deferred error from the queue. A deferred error is an error that no call could
+ * return, for example while freeing memory. `deferred` receives its code and message, or WCUDA_OK if the
+ * queue is empty. The queue holds at most sixteen errors; wcuda_health.deferred_error_count counts all.
  * [any thread] */
 WCUDA_API wcuda_status wcuda_context_deferred_error_take(wcuda_context context,
                                                          wcuda_error* deferred,
@@ -622,9 +622,9 @@ WCUDA_API wcuda_status wcuda_context_deferred_error_take(wcuda_context context,
 
 /* Raw device memory, for programs that work with addresses.
  *
- * The process has a table of all blocks that wcuda_raw_allocate returned, and checks addresses against it.
- * An address in no live block returns WCUDA_INVALID_ARGUMENT. A range that goes past the end of its block
- * returns WCUDA_OUT_OF_RANGE. Copies may start at any address within a block.
+ * The library checks addresses against a process-wide table of the blocks that wcuda_raw_allocate
+ * returned. An address outside every live block returns WCUDA_INVALID_ARGUMENT. A range that goes past the
+ * end of its block returns WCUDA_OUT_OF_RANGE. Copies may start at any address within a block.
  *
  * Each thread has a current device for each backend, initially device 0. wcuda_raw_allocate and
  * wcuda_raw_memory_get use the current device. Copies and wcuda_raw_free use the device of the block. A
@@ -655,7 +655,7 @@ WCUDA_API wcuda_status wcuda_raw_memory_get(int32_t backend, uint64_t* free_byte
 WCUDA_API wcuda_status wcuda_raw_reset(int32_t backend, wcuda_error* error);
 
 /* ------------------------------------------------------------------------------------------------
- * 15. Digests by the MiB: find the part of memory that changed
+ * 15. Digests per MiB: find the part of memory that changed
  *
  * BLAKE3 is a tree hash, and each MiB of the input is a subtree with its own chaining value. A change of
  * the input therefore changes the chaining values of the MiBs that it touches, and no others. The digest of
@@ -716,7 +716,7 @@ typedef struct wcuda_event {
 } wcuda_event;
 
 /* Creates an event, which marks a point in the work of a stream and the time at which the stream reached
- * it. An event that was never recorded is done. [any thread] */
+ * it. An event that was never recorded counts as done. [any thread] */
 WCUDA_API wcuda_status wcuda_event_create(wcuda_context context, wcuda_event* event,
                                           wcuda_error* error);
 /* Destroys an event. Work that was queued to wait for the event still waits. [any thread] */

@@ -1,4 +1,4 @@
-/* worker_cuda/compute.h: kernels of the caller, built-in kernels and matrix multiplication.
+/* worker_cuda/compute.h: caller-defined kernels, built-in kernels and matrix multiplication.
  *
  * This header has sections 16, 18 to 20 and 22 of the interface. The conventions of worker_cuda/base.h
  * apply.
@@ -59,7 +59,7 @@ typedef struct wcuda_kernel_cache {
  * Returns WCUDA_INVALID_ARGUMENT if the folder belongs to another user or others may write to it, since
  * they could put code there. Returns WCUDA_IO if the folder cannot be opened.
  *
- * An entry is found by the BLAKE3 digest of NVRTC's version, the options, the architecture, the template
+ * The key of an entry is the BLAKE3 digest of NVRTC's version, the options, the architecture, the template
  * expressions, the source and the headers. Entries are written atomically. A damaged entry is treated as
  * missing. Programs with include folders, or with extra options that make NVRTC read files, bypass the
  * cache; wcuda_program_info reports this. [any thread] */
@@ -71,7 +71,7 @@ WCUDA_API void wcuda_kernel_cache_close(wcuda_kernel_cache cache);
 typedef struct wcuda_kernel_cache_stats {
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t hit_count;           /* this and the next six counts are since the handle was opened */
+  uint64_t hit_count;           /* this and the next six: counted since the handle was opened */
   uint64_t miss_count;
   uint64_t damaged_count;       /* files that were not valid entries; each was removed and counts as
                                    a miss */
@@ -157,8 +157,8 @@ WCUDA_API void wcuda_program_destroy(wcuda_program program);
 /* Compiles the program, or takes its code from the cache. Compiling a compiled program again does nothing.
  *   WCUDA_COMPILE_FAILED    the source has errors; the message has the first diagnostic, and
  *                           wcuda_program_log_get has all
- *   WCUDA_UNSUPPORTED       NVRTC does not know the architecture; the message lists those it knows
- *   WCUDA_INVALID_ARGUMENT  NVRTC does not know one of the extra options
+ *   WCUDA_UNSUPPORTED       NVRTC does not support the architecture; the message lists those it supports
+ *   WCUDA_INVALID_ARGUMENT  NVRTC does not recognise one of the extra options
  *   WCUDA_NOT_AVAILABLE     NVRTC cannot be opened; the message has the loader's reason
  * A failure that was injected into the backend leaves the program unchanged. [external: program] */
 WCUDA_API wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error* error);
@@ -175,7 +175,7 @@ WCUDA_API wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error*
 typedef struct wcuda_program_info {
   uint32_t struct_size;
   int32_t state;         /* WCUDA_PROGRAM_NEW, WCUDA_PROGRAM_COMPILED or WCUDA_PROGRAM_FAILED */
-  int32_t code_kind;     /* WCUDA_CODE_PTX or WCUDA_CODE_CUBIN, also before compiling */
+  int32_t code_kind;     /* WCUDA_CODE_PTX or WCUDA_CODE_CUBIN, even before compiling */
   int32_t nvrtc_version; /* major * 1000 + minor * 10; 0 before NVRTC was opened */
   uint64_t code_bytes;   /* size of the code; 0 unless the program is compiled */
   uint64_t log_bytes;
@@ -211,7 +211,7 @@ typedef struct wcuda_compiler_info {
   int32_t architectures[61]; /* in ascending order: 75, 80, ... */
 } wcuda_compiler_info;
 #define WCUDA_COMPILER_INFO_INIT {sizeof(wcuda_compiler_info), 0, 0, {0}}
-/* Reports the version of NVRTC and the architectures it knows. `library_folder` is that of
+/* Reports the version of NVRTC and the architectures that it supports. `library_folder` is that of
  * wcuda_program_options. If NVRTC cannot be opened, returns WCUDA_NOT_AVAILABLE with the reason.
  * [any thread] */
 WCUDA_API wcuda_status wcuda_compiler_info_get(wcuda_string library_folder,
@@ -225,8 +225,8 @@ WCUDA_API wcuda_status wcuda_compiler_info_get(wcuda_string library_folder,
  */
 
 /* Identifies the kind of device code (WCUDA_CODE_...) from its header or first token, and checks that the
- * code is complete. Returns WCUDA_MALFORMED with the reason if the code is of no such kind, for example
- * CUDA C++ source, or if it is not complete. [any thread] */
+ * code is complete. Returns WCUDA_MALFORMED with the reason if the code is of none of these kinds, for
+ * example CUDA C++ source, or is not complete. [any thread] */
 WCUDA_API wcuda_status wcuda_code_kind_get(const void* code, uint64_t bytes, int32_t* kind,
                                            wcuda_error* error);
 
@@ -248,11 +248,11 @@ WCUDA_API wcuda_status wcuda_module_load(wcuda_context context, const void* code
  * kernel names. [external: program] */
 WCUDA_API wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_program program,
                                                  wcuda_module* module, wcuda_error* error);
-/* Releases the handle. Kernels of the module and buffers for its variables keep the module loaded. The release
- * of the last of these waits for the stream on which the module's kernels ran. If they ran on several streams,
- * or if a buffer for a variable was created, it waits for all work of the context. The driver unloads code
- * only when the context is idle. Until a later load or unload finds the context idle, up to 64 released
- * modules stay on the device. [any thread] */
+/* Releases the handle. Kernels of the module and buffers for its variables keep the module loaded.
+ * Releasing the last of these waits for the stream on which the module's kernels ran. If they ran on
+ * several streams, or if a buffer for a variable was created, it waits for all work of the context. The
+ * driver unloads code only when the context is idle. Until a later load or unload finds the context idle,
+ * up to 64 released modules stay on the device. [any thread] */
 WCUDA_API void wcuda_module_unload(wcuda_module module);
 
 /* Creates a buffer for a __device__ or __constant__ variable of the module. The buffer is listed in the
@@ -337,8 +337,9 @@ typedef struct wcuda_host_argument {
 
 /* A host function: computes the whole grid of a launch. Runs on the thread that launches the kernel. If it
  * returns a value other than 0, the launch returns WCUDA_DEVICE_ERROR with this value as the native code.
- * The arguments were checked as for a device. To get from one argument to the next, add
- * arguments[0].struct_size bytes instead of indexing the array: a newer library may use a larger struct. */
+ * The library has checked the arguments as it does for a device. To get from one argument to the next, add
+ * arguments[0].struct_size bytes instead of indexing the array: a newer library may use a larger
+ * struct. */
 typedef int32_t (*wcuda_host_kernel)(void* user, const wcuda_launch* launch,
                                      const wcuda_host_argument* arguments, uint64_t argument_count);
 
@@ -380,7 +381,7 @@ typedef struct wcuda_kernel_info {
   uint32_t struct_size;
   int32_t has_device_code;
   int32_t has_host_function;
-  uint32_t parameter_count;       /* of the device code or, without it, of the signature; 0 without both */
+  uint32_t parameter_count;       /* of the device code or, without it, of the signature; 0 if neither exists */
   uint32_t max_threads_per_block; /* this and the next fields describe device code; otherwise 0 */
   uint32_t register_count;        /* registers per thread */
   uint64_t static_shared_bytes;
@@ -640,13 +641,13 @@ typedef struct wcuda_registry {
 /* Creates an empty registry for kernels of a context. [any thread] */
 WCUDA_API wcuda_status wcuda_registry_create(wcuda_context context, wcuda_registry* registry,
                                              wcuda_error* error);
-/* Releases the registry after the runs in progress. [any thread] */
+/* Releases the registry once the runs in progress have finished. [any thread] */
 WCUDA_API void wcuda_registry_destroy(wcuda_registry registry);
 
-/* Adds a kernel to the registry. If the registry already has a kernel of this name, the new kernel replaces
- * it and, unless the descriptor has an id, gets its id. Returns WCUDA_INVALID_ARGUMENT if the id belongs to
- * another kernel. A run in progress finishes with the kernel and the descriptor with which it began. If
- * kernel_id is not NULL, it receives the id. [any thread] */
+/* Adds a kernel to the registry. If the registry already has a kernel of this name, the new kernel
+ * replaces it and, unless the descriptor has an id, takes over its id. Returns WCUDA_INVALID_ARGUMENT if
+ * the id belongs to another kernel. A run in progress finishes with the kernel and the descriptor with
+ * which it began. If kernel_id is not NULL, it receives the id. [any thread] */
 WCUDA_API wcuda_status wcuda_registry_add(wcuda_registry registry,
                                           const wcuda_kernel_descriptor* descriptor,
                                           uint32_t* kernel_id, wcuda_error* error);
@@ -718,7 +719,7 @@ WCUDA_API wcuda_status wcuda_registry_run_wait(wcuda_registry registry, uint32_t
                                                const wcuda_argument* arguments,
                                                uint64_t argument_count, wcuda_stream stream,
                                                wcuda_run_info* info, wcuda_error* error);
-/* Makes the checks of wcuda_registry_run and reports the launch in `info`, but runs nothing.
+/* Performs the checks of wcuda_registry_run and reports the launch in `info`, but runs nothing.
  * [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_registry_plan(wcuda_registry registry, uint32_t kernel_id,
                                            const wcuda_argument* arguments, uint64_t argument_count,

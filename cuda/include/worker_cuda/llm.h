@@ -73,7 +73,7 @@ typedef struct wcuda_source {
  * can run the model is checked by wcuda_plan_get and wcuda_model_load. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_open(const wcuda_source* source, wcuda_gguf* gguf,
                                        wcuda_error* error);
-/* Releases the handle. A model that was loaded from the file does not need it. [any thread] */
+/* Releases the handle. A model that was loaded from the file does not need the handle. [any thread] */
 WCUDA_API void wcuda_gguf_close(wcuda_gguf gguf);
 
 typedef struct wcuda_gguf_info {
@@ -219,10 +219,11 @@ typedef struct wcuda_engine {
  * WCUDA_INVALID_ARGUMENT. */
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_ON ((uint64_t)1 << 2)
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_OFF ((uint64_t)1 << 3)
-/* Rows may return hidden states. Needs scratch memory for max_batch_rows vectors in each of two steps. */
+/* Rows may return hidden states. Needs scratch memory for max_batch_rows vectors for each of the two steps
+ * in flight. */
 #define WCUDA_ENGINE_HIDDEN_STATES ((uint64_t)1 << 4)
-/* Rows may return log probabilities of their own tokens. Needs scratch memory for max_top_logprobs tokens
- * and log probabilities for each of max_batch_tokens tokens, in each of two steps. */
+/* Rows may return log probabilities of their own tokens. For each of the two steps in flight, needs
+ * scratch memory for max_batch_tokens * max_top_logprobs tokens and log probabilities. */
 #define WCUDA_ENGINE_TOKEN_LOGPROBS ((uint64_t)1 << 5)
 
 typedef struct wcuda_engine_options {
@@ -239,16 +240,16 @@ typedef struct wcuda_engine_options {
   /* Logits vectors that a step may keep: those of the positions at which it samples, and those that it
    * returns. 0 means max_batch_rows + max_draft_tokens. */
   uint32_t max_logits_rows;
-  uint32_t max_top_logprobs;    /* likely tokens reported per sampled token, at most 128; 0: none */
+  uint32_t max_top_logprobs;    /* most likely tokens per sampled token, at most 128; 0: none */
   uint32_t max_draft_tokens;    /* draft tokens in one step, over all rows; 0: rows have none */
   uint32_t reserved;
-  /* A draft head of the model: the engine keeps the features that this head reads, 6 bytes for each position
-   * and element of embedding_length, in its KV pages. The head must have been loaded with this model as its
+  /* A draft head of the model. The engine's KV pages also store the features that this head reads,
+   * 6 * embedding_length bytes for each position. The head must have been loaded with this model as its
    * target. */
   wcuda_model draft_head;
-  /* Required for the engine of a draft head, and only there: the engine whose sequences have the features
-   * that the head reads. Its memory is freed when both engines are destroyed. A step that reads features uses
-   * both engines. */
+  /* The engine whose sequences have the features that a draft head reads. Required for the engine of a
+   * draft head; otherwise id 0. The target's memory is freed when both engines are destroyed. Submitting a
+   * step that reads features uses both engines. */
   wcuda_engine target;
 } wcuda_engine_options;
 #define WCUDA_ENGINE_OPTIONS_INIT {sizeof(wcuda_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}}
@@ -273,8 +274,8 @@ typedef struct wcuda_plan {
 
 /* Computes how much device memory a model needs when it is loaded and runs with these options; `options`
  * may be NULL for the defaults. After the model is loaded and the engine created, the ledger reports
- * exactly these sizes. Reads no tensor data. Fails with the status of wcuda_model_load if the model cannot
- * run. [any thread] */
+ * exactly these sizes. Reads no tensor data. If the model cannot run, fails with the status that
+ * wcuda_model_load would return. [any thread] */
 WCUDA_API wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
                                       const wcuda_engine_options* options, wcuda_plan* plan,
                                       wcuda_error* error);
@@ -335,18 +336,18 @@ typedef struct wcuda_cancel {
   uint64_t id;
 } wcuda_cancel;
 
-/* Creates a switch that can cancel wcuda_model_load. A triggered switch stays triggered. [any thread] */
+/* Creates a cancellation handle for wcuda_model_load. Once triggered, it stays triggered. [any thread] */
 WCUDA_API wcuda_status wcuda_cancel_create(wcuda_cancel* cancel, wcuda_error* error);
-/* Releases the switch. A load that uses it continues. [any thread] */
+/* Releases the handle. A load that uses it continues. [any thread] */
 WCUDA_API void wcuda_cancel_destroy(wcuda_cancel cancel);
-/* Cancels the load that uses this switch. May be called on any thread and inside the progress callback.
+/* Cancels the load that uses this handle. May be called on any thread and inside the progress callback.
  * [any thread] */
 WCUDA_API wcuda_status wcuda_cancel_trigger(wcuda_cancel cancel, wcuda_error* error);
 
 #define WCUDA_LOAD_PLAN 1
 #define WCUDA_LOAD_RESERVE 2
 #define WCUDA_LOAD_UPLOAD 3 /* done_bytes counts the bytes that were read, validated and repacked */
-#define WCUDA_LOAD_SEAL 4   /* waits until all tensors are repacked and digested */
+#define WCUDA_LOAD_SEAL 4   /* waits until all tensors are repacked and hashed */
 #define WCUDA_LOAD_DONE 5   /* reported once, after success; the return value is ignored */
 
 /* Receives the progress of wcuda_model_load when a phase begins and at least once per 16 MiB. Runs on the
@@ -361,9 +362,9 @@ typedef struct wcuda_model_options {
   wcuda_progress_callback progress; /* may be NULL */
   void* progress_user;
   wcuda_cancel cancel;              /* id 0 means none */
-  /* Required for a draft head (architecture "eagle3"), and only there: the model whose next tokens it guesses,
-   * in the same context. The head uses its token embeddings and output matrix if the file has none, and keeps
-   * it loaded. */
+  /* The model for which a draft head drafts tokens, in the same context. Required for a draft head
+   * (architecture "eagle3"); otherwise id 0. If the head's file has no token embeddings or no output
+   * matrix, the head uses those of the target. The head keeps the target loaded. */
   wcuda_model target;
 } wcuda_model_options;
 #define WCUDA_MODEL_OPTIONS_INIT {sizeof(wcuda_model_options), 0, 0, NULL, NULL, {0}, {0}}
@@ -453,7 +454,7 @@ typedef struct wcuda_engine_info {
                                   finished */
   uint64_t kv_bytes;
   uint64_t scratch_bytes;
-  uint64_t kv_cached_page_count; /* pages with a key that no sequence holds */
+  uint64_t kv_cached_page_count; /* pages that have a key and that no sequence holds */
   uint64_t kv_held_page_count;   /* pages that sequences hold; the others are free */
   uint64_t kv_token_bytes;       /* size of the keys and values of one position in all layers, and of the
                                     features that are kept for a draft head */
@@ -466,8 +467,8 @@ typedef struct wcuda_engine_info {
 WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
                                              wcuda_error* error);
 
-/* Does the work that otherwise delays the first steps. On CUDA, it captures the graphs of all step shapes
- * whose rows have one token each; on HOST, it starts the threads and touches the memory. Returns
+/* Does the work that would otherwise delay the first steps. On CUDA, it captures the graphs of all step
+ * shapes whose rows have one token each; on HOST, it starts the threads and touches the memory. Returns
  * WCUDA_INVALID_STATE if a step in flight has late rows that were not sampled. [external: engine] */
 WCUDA_API wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error);
 
@@ -533,7 +534,7 @@ WCUDA_API wcuda_status wcuda_sequence_publish(wcuda_sequence sequence, uint32_t 
  * `tokens` must begin with the 64 * key_count tokens of all these pages. The tokens of the pages that were
  * found become the tokens of the sequence. `attached` receives their number, a multiple of 64, or 0 if no
  * page has keys[0]. The sequence shares the pages like a fork. Returns WCUDA_INVALID_STATE if the sequence
- * has tokens. To sample after the last token of a prompt, leave at least this token to a row.
+ * has tokens. To sample after a prompt, do not attach its last token: a row must have it as input.
  * [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int32_t* tokens,
                                              uint32_t token_count, const wcuda_page_key* keys,
@@ -541,11 +542,11 @@ WCUDA_API wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int3
                                              wcuda_error* error);
 
 /* Queues a copy of a sequence's keys and values into pinned memory, after the steps in flight, and records
- * `done` after it. The copy begins at byte `offset` and takes 64 * kv_token_bytes bytes for each page; with
- * less room, returns WCUDA_BUFFER_TOO_SMALL. Tokens are not copied. The sequence may be changed or
- * destroyed at once. The caller must not access the memory until the event is done. The handles `pinned`
- * and `done` may be destroyed earlier; the memory stays allocated until the copy is done. If a row in
- * flight fails, the copy is undefined from the row's first position on.
+ * `done` after it. The copy begins at byte `offset` and takes 64 * kv_token_bytes bytes for each page.
+ * Returns WCUDA_BUFFER_TOO_SMALL if `pinned` is too small. Tokens are not copied. The sequence may be
+ * changed or destroyed as soon as the call returns. The caller must not access the memory until the event
+ * is done. The handles `pinned` and `done` may be destroyed earlier; the memory stays allocated until the
+ * copy is done. If a row in flight fails, the copy is undefined from the row's first position on.
  *
  * Returns WCUDA_INVALID_STATE if a step in flight has late rows that were not sampled, or draft tokens of the
  * sequence. On HOST, the function waits for the steps in flight, and the copy is done when it returns.
@@ -556,7 +557,8 @@ WCUDA_API wcuda_status wcuda_sequence_save(wcuda_sequence sequence, wcuda_pinned
  * memory, under the same conditions as wcuda_sequence_save. An engine with the same model and kv_type must
  * have written the memory with wcuda_sequence_save, for a sequence that began with these tokens. Steps that
  * are submitted later run after the copy. The caller must not change the memory until the event is done.
- * Returns WCUDA_OUT_OF_PAGES, with the numbers, if too few pages are free. [external: engine] */
+ * If too few pages are free, returns WCUDA_OUT_OF_PAGES, and the message has the numbers needed and free.
+ * [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int32_t* tokens,
                                               uint32_t token_count, wcuda_pinned pinned,
                                               uint64_t offset, wcuda_event done,
@@ -579,8 +581,8 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  * If a step fails as a whole, all sequences have the length that they had before it, and no page has a key
  * any more. If the next step is already in flight, it fails with the same status.
  *
- * A row with WCUDA_ROW_SAMPLE_LATE samples its token only when wcuda_step_sample says which tokens are
- * allowed. The mask can thus be computed while the step runs, from the token of the step before:
+ * A row with WCUDA_ROW_SAMPLE_LATE samples its token only when wcuda_step_sample supplies the mask of
+ * allowed tokens. The mask can thus be computed from the previous step's token while the step runs:
  *
  *   row.flags = WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE | WCUDA_ROW_SAMPLE_LATE;
  *   wcuda_step_submit(engine, &step, &ticket, &error);
@@ -590,13 +592,13 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  *   wcuda_step_wait(engine, ticket, -1, &output, &error);
  *
  * A step that has late rows must be sampled before it is waited for. Until then the sequences of these rows
- * can be destroyed or truncated, but not forked, and the next step must not have rows of them.
+ * can be destroyed or truncated, but not forked, and the next step must not have rows for them.
  *
  * A row may have draft tokens: a guess, from any source, of the tokens that the sequence is about to sample.
- * The step computes them behind the row's tokens, and samples at each of these positions, with the random
- * number of the position. A draft token is accepted if it is the token that was sampled for its position and
- * all draft tokens before it are accepted. The row returns the tokens that were sampled up to the first draft
- * that is not accepted, 1 to 16 of them. A run without drafts samples the same tokens:
+ * The step computes them after the row's tokens, and samples at each of these positions with the random
+ * number of that position. A draft token is accepted if it is the token that was sampled for its position
+ * and all draft tokens before it are accepted. The row returns the tokens that were sampled up to the
+ * first draft that is not accepted, 1 to 16 of them. A run without drafts samples the same tokens:
  *
  *   row.tokens = &last;                sequence    … last | 7   3   9  drafts
  *   row.token_count = 1;               sampled              7   3   4  5
@@ -604,10 +606,10 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  *   row.draft_count = 3;               sequence    … last   7   3            the next row has 4 as its input
  *
  * Afterwards the sequence includes the accepted drafts, and WCUDA_ROW_FEED_SAMPLED feeds back the last
- * token that was returned. KV pages are allocated for all drafts; those of rejected drafts are freed. Until
- * the step has been waited for, the next step must not have a row of the sequence, and the sequence cannot
- * be forked but can be truncated and destroyed; its length is an upper bound. No token is returned after a
- * stop token. If no token can be sampled at one of these positions, the row returns the tokens that were
+ * token that was returned. KV pages are allocated for all drafts; those of rejected drafts are freed.
+ * Until the step has been waited for, the next step must not have a row of the sequence. The sequence can
+ * be truncated and destroyed but not forked, and its length is an upper bound. No token is returned after
+ * a stop token. If no token can be sampled at one of these positions, the row returns the tokens that were
  * sampled before it. The next row then samples at that position again, and fails as it would without
  * drafts.
  *
@@ -653,8 +655,8 @@ typedef struct wcuda_sampling {
   float repetition_penalty;
   float frequency_penalty;    /* subtracted once per occurrence of the token; 0 disables it */
   float presence_penalty;     /* subtracted once if the token occurs; 0 disables it */
-  uint32_t penalty_last_n;    /* number of latest positions that penalties consider, at most 4096; 0 means
-                                 64 */
+  uint32_t penalty_last_n;    /* number of most recent positions that penalties consider, at most 4096; 0
+                                 means 64 */
   uint32_t penalty_from;      /* penalties ignore positions before this one */
   uint32_t top_logprobs;      /* number of most likely tokens to report, at most max_top_logprobs */
   uint64_t bias_count;
@@ -686,9 +688,9 @@ typedef struct wcuda_sampling {
 /* Return the log probabilities of the row's own tokens except the first, and of `next_token`, each given the
  * tokens before it. The values are those of a log softmax of the logits, without bias, mask, penalties and
  * temperature. For a prompt in several chunks, set next_token to the first token of the next chunk; the rows
- * then return the values of all tokens of the prompt except the first. A step computes the logits for them in
- * parts of max_logits_rows vectors and keeps none of these. Needs WCUDA_ENGINE_TOKEN_LOGPROBS and `tokens`;
- * excludes drafts. If a logit is NaN or +infinity, the row ends with WCUDA_ROW_NOT_FINITE. */
+ * then return the values of all tokens of the prompt except the first. A step computes these logits in
+ * batches of max_logits_rows vectors and does not keep them. Needs WCUDA_ENGINE_TOKEN_LOGPROBS and
+ * `tokens`; excludes drafts. If a logit is NaN or +infinity, the row ends with WCUDA_ROW_NOT_FINITE. */
 #define WCUDA_ROW_TOKEN_LOGPROBS ((uint32_t)1 << 9)
 
 #define WCUDA_ROW_DRAFT_TOKENS_MAX ((uint32_t)15)
@@ -705,18 +707,18 @@ typedef struct wcuda_row {
    * If `sampling` has a mask, one more mask per draft must follow it in memory, for the token after that
    * draft; mask_words counts the words of all masks. The logits flags also return the logits of each draft. */
   const int32_t* draft_tokens;
-  const int32_t* stop_tokens;     /* (stop_count) token ids; a row with drafts returns nothing after one */
+  const int32_t* stop_tokens;     /* (stop_count) token ids; a row with drafts returns no token after one */
   uint32_t draft_count;           /* at most WCUDA_ROW_DRAFT_TOKENS_MAX */
   uint32_t stop_count;
   /* The next two are read with WCUDA_ROW_TOKEN_LOGPROBS. */
   int32_t next_token;             /* the token that will follow the row; -1: none */
   uint32_t token_top_logprobs;    /* number of most likely tokens to report for each token, at most
                                      max_top_logprobs */
-  /* Only in the engine of a draft head: a sequence of its target engine. The row's token at position p then
-   * is the token that follows position p of this sequence, and the row reads the features of the same
-   * positions. Steps of the target that compute them must have been waited for. Until the row has been waited
-   * for, the target writes no page that it reads. 0: the row has one token, which follows the last one of its
-   * sequence, and the head's own state takes the place of the features. */
+  /* Only in the engine of a draft head: a sequence of the target engine. The row's token at position p is
+   * the token that follows position p of this sequence, and the row reads the features of position p. Wait
+   * for the target's steps that compute these features before submitting the row. Until the row has been
+   * waited for, the target does not write to the pages that the row reads. Id 0: the row has one token,
+   * and the head's own state after the previous token replaces the features. */
   wcuda_sequence features;
 } wcuda_row;
 #define WCUDA_ROW_INIT {sizeof(wcuda_row), 0, {0}, NULL, NULL, 0, 0, NULL, NULL, 0, 0, 0, 0, {0}}
@@ -737,7 +739,7 @@ typedef struct wcuda_step {
 WCUDA_API wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step,
                                          uint64_t* ticket, wcuda_error* error);
 
-/* What happens to a late row. */
+/* How wcuda_step_sample treats one late row. */
 typedef struct wcuda_late_row {
   uint32_t struct_size;
   int32_t is_held;      /* 1: do not sample the row */
@@ -751,8 +753,8 @@ typedef struct wcuda_late_row {
  * samples after that step, and HOST begins that step after sampling.
  *
  * A row that is held ends with WCUDA_ROW_HELD, without a token. When this function returns, its sequence is
- * back at the position at which the row began. The next step may have the same row again, also with
- * WCUDA_ROW_FEED_SAMPLED if the row had it.
+ * back at the position at which the row began. The next step may have the same row again, including its
+ * WCUDA_ROW_FEED_SAMPLED.
  *
  * Returns WCUDA_INVALID_STATE if the step has no late rows or has been sampled. After a failure the rows
  * are not sampled; the function may be called again. [external: engine] */
@@ -788,8 +790,8 @@ typedef struct wcuda_row_result {
 #define WCUDA_ROW_RESULT_INIT \
   {sizeof(wcuda_row_result), 0, 0, 0, 0, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/* Outputs of a step, in memory of the caller. Pass NULL with capacity 0 for an output that is not
- * wanted. */
+/* Outputs of a step, in the caller's memory. Pass NULL with capacity 0 for an output that is not
+ * needed. */
 typedef struct wcuda_step_output {
   uint32_t struct_size;
   uint32_t row_capacity;    /* must be at least the step's row_count */
@@ -803,7 +805,7 @@ typedef struct wcuda_step_output {
                                the order of the rows */
   /* The library writes the fields below. */
   uint64_t row_count;
-  uint64_t device_ns;       /* time that the step took on the device, without waiting for masks */
+  uint64_t device_ns;       /* time that the step took on the device, excluding waits for masks */
   int32_t captured;         /* 1: the library captured a CUDA graph before it could run this step */
   uint32_t reserved;
   /* The caller sets the fields below. */

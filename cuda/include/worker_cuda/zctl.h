@@ -66,7 +66,8 @@ typedef struct wcuda_zctl_record {
   uint32_t reserved;
 } wcuda_zctl_record;
 #define WCUDA_ZCTL_RECORD_INIT {sizeof(wcuda_zctl_record), 0, 0, NULL, 0, 0, 0}
-/* Is called during wcuda_zctl_call or wcuda_zctl_serve, on the calling thread. */
+/* Runs on the thread that calls wcuda_zctl_call or wcuda_zctl_serve; WCUDA_ZCTL_CLOSED, on the thread that
+ * destroys the session. */
 typedef void (*wcuda_zctl_recorder)(void* user, const wcuda_zctl_record* record);
 
 typedef struct wcuda_zctl_options {
@@ -99,29 +100,29 @@ typedef struct wcuda_zctl_session {
 
 /* Creates a session. A session without a registry lists "noop" and "tensor_add" as kernels that cannot run
  * here, and answers runs with status 6 and the reason. A limit above its maximum returns
- * WCUDA_INVALID_ARGUMENT. A session keeps the device memory of its largest run (WCUDA_PURPOSE_SCRATCH) and,
- * on a GPU, as much pinned memory (WCUDA_PURPOSE_STAGING). If this function fails, the recorder is never
- * called. [any thread] */
+ * WCUDA_INVALID_ARGUMENT. A session keeps the device memory of its largest run (WCUDA_PURPOSE_SCRATCH) and, on
+ * a GPU, the same amount of pinned memory (WCUDA_PURPOSE_STAGING). If this function fails, the recorder is
+ * never called. [any thread] */
 WCUDA_API wcuda_status wcuda_zctl_session_create(const wcuda_zctl_options* options,
                                                  wcuda_zctl_session* session, wcuda_error* error);
-/* Destroys a session. Waits for a call in progress, and for a run that exceeded its budget and is still running
- * on the device. [any thread] */
+/* Destroys a session. If a call is in progress, the session is destroyed when that call returns. Waits for a
+ * run that exceeded its budget and is still running on the device. [any thread] */
 WCUDA_API void wcuda_zctl_session_destroy(wcuda_zctl_session session);
 
 /* Answers the frame in bytes [req_ptr, req_ptr + req_len) of the memory, and writes the response to
  * [resp_ptr, resp_ptr + resp_cap). The two ranges may overlap. timeout_ms limits the time of this call in
  * addition to the session's budget; 0 or less: no further limit.
  *
- * Returns the number of bytes of the response, or -1 if there is no response. Then nothing was written. The
+ * Returns the number of bytes of the response, or -1 if there is no response and nothing was written. The
  * causes of -1 are: a range is outside the memory; the request is too short, or its first bytes are those of
- * neither protocol; the response does not fit; the session is invalid, or another call of it is in progress; the
- * caller is a callback of the library. All other malformed frames have a response. With session id 0 the
- * function answers as a host without sessions: CAPS_LIST returns an empty list, and every other op has
- * status 2 (ZCL1: t_ctl_unknown_op).
+ * neither protocol; the response does not fit; the session is invalid, or another call on it is in progress;
+ * the caller is a callback of the library. All other malformed frames have a response. With session id 0 the
+ * function answers as a host without sessions: CAPS_LIST returns an empty list, and every other op has status 2
+ * (ZCL1: t_ctl_unknown_op).
  *
  * A run waits for its kernel until the smallest of its time limits has passed. The library cannot stop a kernel
- * on a GPU. Until that kernel ends, further runs on the device have status 6. The response to a run on HOST
- * comes when its kernel returns. [any thread; external: the memory] */
+ * on a GPU. Until that kernel ends, further runs on the device have status 6. A run on HOST is answered when
+ * its kernel returns. [any thread; external: the memory] */
 WCUDA_API int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
                                   int32_t req_ptr, int32_t req_len, int32_t resp_ptr,
                                   int32_t resp_cap, int32_t timeout_ms);

@@ -2,14 +2,14 @@
 // q[h]·k[p]).
 //
 //   rows of     kernel                          a block works on                   MMA
-//   one token   attention_decode                a run of KV pages of (row, head)s  mma.sync f16
+//   one token   attention_decode                KV pages of (row, head) pairs      mma.sync f16
 //   one token   attention_decode_group          the same; few rows, more blocks    mma.sync f16
 //   more        attention_prefill_warpgroup     128 tokens, 1 head; sm_90a         wgmma f16
 //   more        attention_prefill               128 tokens, 1 head                 mma.sync f16
 //
 // attention_plan (attention_plan.h) assigns work to blocks; it runs once per step and serves all
 // layers. Softmax is online, in f32. It keeps a running maximum m, a denominator d and sums. New
-// scores s, which are multiplied by log2(e), change them to
+// scores s, which are multiplied by log2(e), update them:
 //
 //   m' = max(m, max s)    d' = d * 2^(m - m') + sum 2^(s - m')    sums' likewise
 //
@@ -57,11 +57,11 @@ struct AttentionKernelArgs {
   uint32_t window = 0;   // 0: all positions; else no wider than the plan's
   float softcap = 0.0f;  // 0: none; else scores become softcap * tanh(score / softcap)
   const float* sinks =
-      nullptr;  // (head_count) one more score per head, whose value is 0; may be null
+      nullptr;  // (head_count) one extra score per head with a zero value vector; may be null
   const float* query = nullptr;  // (token_count, head_count * head_length)
   float* out = nullptr;          // the same shape
-  // With `h`, results go there instead of to `out`. Needs pages in f16, and heads whose length is a
-  // multiple of 32; not by attention_prefill.
+  // If operand.h is not null, results are written there instead of to `out`. Needs pages in f16 and
+  // a head length that is a multiple of 32. Not supported by attention_prefill.
   HalfOperand operand;
   // If not null, attention_decode also does the work of rope_kv for rows of one token: `query`,
   // `key` and `value` (token_count, pages.head_count * head_length) are the outputs of the
@@ -70,14 +70,14 @@ struct AttentionKernelArgs {
   const float* value = nullptr;
   HeadRope rope;
   // Rows of a group share leading pages: attention_prefill_warpgroup computes partial results of
-  // these for attention_decode, which adds them. No window.
+  // these, and attention_decode combines them with its own. Requires a window of 0.
   bool is_shared = false;
-  // Tiles of 16 positions, before that of a row's own position, whose keys and values the kernel
-  // before this one may store: 0 without drafts, 1 if each row has one token and so follows at most
-  // kDecodeDraftsMax others of its sequence, kAllTiles if it may follow a row of several tokens.
+  // Number of tiles of 16 positions before the tile of a row's own position whose keys and values
+  // this step may store. 0 without drafts. 1 if each row has one token, and thus follows at most
+  // kDecodeDraftsMax others of its sequence. kAllTiles if a row may follow one of several tokens.
   uint32_t stored_tiles = 0;
   // attention_decode_group triggers the next kernel at its start instead of after its wait. The
-  // launcher may set it too.
+  // launcher may also set this flag.
   bool triggers_early = false;
 };
 
@@ -85,10 +85,11 @@ constexpr uint32_t kAttentionHeadLengthMax = 256;
 
 // ---- attention_decode: rows of one token ----
 
-// Return the blocks of a launch, which are the same for every step, and their maximum over formats.
+// Return the number of blocks of a launch, which is the same for every step, and its maximum over
+// formats.
 uint32_t decode_block_count(KvFormat format, uint32_t head_length, const Launch& launch);
 uint32_t decode_blocks_max(uint32_t sm_count);
-// Returns the floats of one partial result.
+// Returns the number of floats in one partial result.
 uint32_t decode_partial_floats(uint32_t head_count, uint32_t kv_head_count, uint32_t head_length);
 
 // Must be called once for each format and head length, before a graph is captured.

@@ -1,13 +1,15 @@
 // attention_prefill with WGMMA, for head lengths up to 128 that are a multiple of 8. It is about
-// twice as fast as attention_prefill.cu and computes the same result except for the order of sums.
+// twice as fast as attention_prefill.cu and computes the same result except for the summation
+// order.
 //
-// The kernel is persistent: block b takes (tile, head) pairs b, b + gridDim.x, …. One warpgroup
-// loads blocks of 128 keys and 128 values, with two stages of each in shared memory; q8_0 and e4m3
-// are copied raw and converted to f16 there. Two warpgroups read the queries of 64 tokens each, and
-// compute their results. They take turns: while the tensor cores compute the next scores and the
-// sums of the previous numerators of one, the ALUs turn the scores of the other into numerators. A
-// token's result depends only on its own query, position and pages. In shared memory, a panel has
-// 64 elements of each row (128 bytes), and chunk c of row r is stored at chunk c ^ (r % 8).
+// The kernel is persistent: in each round a block takes one (tile, head) pair (BlockItems). A
+// producer warpgroup loads blocks of 128 keys and 128 values, with two stages of each in shared
+// memory; q8_0 and e4m3 are copied raw and converted to f16 there. Two consumer warpgroups read the
+// queries of 64 tokens each and compute their results. For head lengths above 64 they take turns:
+// while the tensor cores compute scores and sums for one, the ALUs convert the scores of the other
+// to numerators. A token's result depends only on its own query, position and pages. In shared
+// memory, a panel has 64 elements of each row (128 bytes), and chunk c of row r is stored at chunk
+// c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
@@ -27,9 +29,9 @@ constexpr uint32_t kBlockThreads = 384;
 [[maybe_unused]] constexpr uint32_t kLoadThreads = 128;
 constexpr uint32_t kBlockKeys = 128;
 constexpr uint32_t kStages = 2;
-// Of a computing warpgroup.
+// Of a consumer warpgroup.
 [[maybe_unused]] constexpr uint32_t kGroupThreads = 128, kGroupTokens = 64;
-// Registers per thread: three warpgroups use 72 + 2 * 216 = 504 of the 512 that the SM has.
+// Registers per thread: the three warpgroups use 72 + 2 * 216 = 504 of the SM's 65,536 / 128 = 512.
 [[maybe_unused]] constexpr uint32_t kLoadRegisters = 72;
 [[maybe_unused]] constexpr uint32_t kWorkRegisters = 216;
 
@@ -63,8 +65,8 @@ struct Barriers {
   __device__ uint32_t values_empty(uint32_t stage) const { return base + 48 + stage * 8; }
 };
 
-// Named barriers, by number: of the threads that load, of each group that computes, and of the turn
-// of each such group.
+// Numbers of named barriers: for the producer, for each consumer warpgroup, and for each consumer's
+// turn.
 constexpr uint32_t kLoadBarrier = 1, kGroupBarrier = 2, kPingPongBarrier = 4;
 
 using StageCounter = PipelineCounter<kStages>;
@@ -115,7 +117,7 @@ struct Item {
     block_end = (end + kBlockKeys - 1) / kBlockKeys;
   }
   __device__ bool is_empty() const { return block_begin == block_end; }
-  // (token, query head) of a row of the tile.
+  // Returns the index of the (token, query head) pair of a row of the tile.
   __device__ uint64_t place(const AttentionKernelArgs& args, uint32_t tile_row) const {
     if (heads == 1) return uint64_t{first_token + tile_row} * args.head_count + head;
     return uint64_t{first_token + tile_row / heads} * args.head_count + head + tile_row % heads;
@@ -134,8 +136,8 @@ class BlockItems {
   __device__ BlockItems(const AttentionKernelArgs& args, uint32_t count)
       : args_(args), count_(count) {}
 
-  // Writes the next one; returns whether there is one. Only items of shared pages can be empty: the
-  // others are not waited for here.
+  // Writes the next item; returns whether there is one. Only items of shared pages can be empty.
+  // Others are not tested, because the test would wait for their loads.
   __device__ bool next(Item* item) {
     while (round_ * gridDim.x < count_) {
       const uint32_t place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
@@ -157,7 +159,7 @@ __device__ __forceinline__ uint32_t panel_offset(uint32_t row, uint32_t chunk) {
   return chunk / 8 * kPanelBytes + row * 128 + ((chunk % 8 ^ row % 8) << 4);
 }
 
-// The rows of the two pages of a block of keys or values; the second may not exist.
+// The rows of the two pages of a block of keys or values; the second might not exist.
 struct BlockRows {
   const uint8_t* pages[2];
 
@@ -304,8 +306,8 @@ __device__ __forceinline__ void expand_whole_e4m3(uint8_t* target, const uint8_t
   }
 }
 
-// Copies the queries of a computing warpgroup, scaled, as f16; tokens and elements that do not
-// exist become 0. All are requested before the first is stored.
+// Copies the queries of a consumer warpgroup, scaled, as f16; tokens and elements that do not exist
+// become 0. All are requested before the first is stored.
 template <int kLength>
 __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, const Item& item,
                                              uint32_t group_row, uint8_t* target) {
@@ -339,7 +341,7 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, co
   }
 }
 
-// The work of the loading warpgroup for all items of the block.
+// The work of the producer warpgroup for all items of the block.
 template <int kLength, KvFormat kFormat>
 __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint32_t item_count,
                                            uint8_t* shared, const Barriers& barriers) {
@@ -394,8 +396,8 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
   copy_async_wait<0>();
 }
 
-// A warp's tokens: lane 4g + t holds rows g and g + 8 of 16, and of scores and sums columns 2t and
-// 2t + 1 of each 8.
+// State for a warp's 16 tokens. Lane 4g + t holds rows g and g + 8 and, of every 8 columns of
+// scores and sums, columns 2t and 2t + 1.
 struct Softmax {
   float running_max[2];
   float denominator[2];  // over this lane's keys
@@ -536,7 +538,7 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
   }
 }
 
-// The work of a computing warpgroup for all items of the block.
+// The work of a consumer warpgroup for all items of the block.
 template <int kLength>
 __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, uint32_t item_count,
                                               uint8_t* shared, const Barriers& barriers) {
@@ -556,7 +558,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
   const auto release = [&](uint32_t barrier) {
     if (lane == 0) mbarrier_arrive(barrier);
   };
-  // Turns cost shorter heads more than they save: 1 % of 1B's 4,096 tokens.
+  // For shorter heads turns cost more than they save: 1 % of a 1B model's time for 4,096 tokens.
   constexpr bool kIsPingPong = kLength > 64;
   const auto wait_for_turn = [&] {
     if constexpr (kIsPingPong) named_barrier_sync(kPingPongBarrier + group, 2 * kGroupThreads);
@@ -636,7 +638,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     ++value_counter.count;
     write_results<kLength>(args, item, first_row, lane, softmax, sums);
     item = next;
-    // All are done with the queries before one overwrites them.
+    // All threads are done with the queries before one overwrites them.
     named_barrier_sync(kGroupBarrier + group, kGroupThreads);
   }
   if (group == 0) wait_for_turn();

@@ -8,10 +8,10 @@
 //   more      packed_gemm      each warp its own  f16                wgmma f16
 //   9 …       packed_gemm_mma  each warp its own  f16                mma.sync f16, without WGMMA
 //
-// Weights are packed tiles (kernels/shared/packed_tile.h), read once per launch. Bytes moved: the
-// matrices, x from L2, and the outputs. Activations are f16, or two int8 terms per value: 16 bits
-// relative to the largest of 32 values (of 256 in linear_vector with 3 or more tokens). Sums are
-// f32 in a fixed order, without atomics.
+// Weights are packed tiles (kernels/shared/packed_tile.h), read once per launch or, with more than
+// 8 tokens, once per tile of tokens. Bytes moved: the matrices, x from L2, and the outputs.
+// Activations are f16, or two int8 terms per value: 16 bits relative to the largest of 32 values
+// (of 256 in linear_vector with 3 or more tokens). Sums are f32 in a fixed order, without atomics.
 //
 // A Tile (tile.cuh) describes a weight format: how a lane converts its bytes to operand A. Operand
 // fragments of a warp, lane = 4g + t:
@@ -54,7 +54,8 @@ enum class Epilogue : uint32_t {
 
 constexpr bool is_gate(Epilogue epilogue) { return epilogue >= Epilogue::kSiluGate; }
 
-// Returns the epilogue for the gate matrix alone, if the result of up is already in the output.
+// Returns the epilogue for the gate matrix alone, if the result of the up matrix is already in the
+// output.
 constexpr Epilogue times_of(Epilogue gate) {
   return gate == Epilogue::kSiluGate ? Epilogue::kSiluTimes : Epilogue::kGeluTanhTimes;
 }
@@ -76,7 +77,7 @@ struct LinearArgs {
   Epilogue epilogue = Epilogue::kStore;
 };
 
-// Returns the rows of all matrices.
+// Returns the total number of rows of all matrices.
 inline uint32_t row_count(const LinearArgs& args) {
   uint32_t rows = 0;
   for (uint32_t m = 0; m < args.matrix_count; ++m) rows += args.matrices[m].rows;

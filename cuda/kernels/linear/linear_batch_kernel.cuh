@@ -1,7 +1,7 @@
 // The kernel of linear_batch, for matrices of one or two weight types. Only for .cu files.
 //
 // A tile is up to 256 rows (16 M-tiles) by kTokens tokens. The blocks of a cluster compute one
-// tile: each takes some of the K-tiles (256 inputs), and in the end they add their sums in the
+// tile: each takes some of the K-tiles (256 inputs), and at the end they add their sums in the
 // order of their ranks:
 //
 //   block 0   K-tiles 0 … 3    ─┐
@@ -11,7 +11,7 @@
 // Each consumer warp copies the packed tiles of its own M-tile into a ring of stages in shared
 // memory, one K-tile per stage, with bulk copies. It starts the first copies before the previous
 // kernel has ended. A producer warp copies the activations. A consumer warp converts its weights to
-// f16 operands in its registers, and four warps together multiply 64 rows with the kTokens tokens
+// f16 operands in its registers, and four warps together multiply 64 rows by the kTokens tokens
 // (wgmma m64nNk16, f32 sums). Activations are stored in the order that half_input.h defines, with
 // the 128-byte swizzle. Timeline of a block with S stages of weights:
 //
@@ -51,7 +51,7 @@ namespace wcuda::kernels {
 struct BatchTile {
   uint32_t matrix;
   uint32_t first_row;
-  uint32_t rows;  // of the tile; in a gated layer, of its gate half and equally of its up half
+  uint32_t rows;  // of the tile; in a gated layer, of its gate half, and as many of its up half
   bool is_gate;
 
   __device__ BatchTile(const LinearBatchParams& params, uint32_t index) {
@@ -288,7 +288,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   // shared memory may begin unaligned, because static codebook tables are placed before it.
   const auto start = shared_address(batch_shared);
   const uint32_t shared = (start + kBatchAlignment - 1) / kBatchAlignment * kBatchAlignment;
-  // The shuffle shows the compiler that `warp` is uniform, and so are values derived from it.
+  // The shuffle lets the compiler treat `warp` and values derived from it as uniform.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const uint32_t consumer_warps = blockDim.x / 32 - 1;
   const BatchWork work(params);
@@ -380,7 +380,8 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
 #endif
 }
 
-// With 16 consumer warps and the producer, a thread has at most 96 registers.
+// With tiles of 64 tokens, 16 consumer warps and the producer leave 96 registers per thread. With
+// smaller tiles, batch_bound limits them to 80.
 template <TensorType kType, uint32_t kTokens>
 __global__ void __launch_bounds__(batch_bound(kTokens), batch_blocks(128, kTokens))
     linear_batch_kernel(const __grid_constant__ LinearBatchParams params) {

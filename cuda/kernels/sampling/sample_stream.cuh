@@ -1,16 +1,16 @@
-// sample: many rows. A cluster of blocks samples one row after the other, and loads the next ones
-// meanwhile.
+// sample: many rows. A cluster of blocks samples one row after another and meanwhile loads the next
+// ones.
 //
-//   row      k + 2   loading, warp by warp, into the memory that row k - 1 leaves
+//   row      k + 2   loading, warp by warp, into the memory that row k - 1 frees
 //            k + 1   loading or loaded
 //            k       each warp finds its largest logit, and sends it to the cluster
-//            k - 1   its weights are summed, since the cluster's largest logits have arrived
+//            k - 1   its weights are summed, once the cluster's largest logits have arrived
 //
-// A warp waits only for its own logits and for the largest logits of the others; blocks have no
-// barriers, except where bias, mask or penalties apply. Sums and lists of candidates go to global
-// memory. At the end each block completes every eighth row of the cluster: from the sums, by
-// ranking the row's list, or by reading the logits of the warp that has the token again. Rows for
-// which none of this will do are marked, and left to sample_kernel.
+// In this pipeline a warp waits only for its own logits and for the largest logits of the others.
+// Blocks have no barriers except where bias, mask or penalties apply. Sums and lists of candidates
+// go to global memory. At the end each block completes every eighth row of the cluster: from the
+// sums, by ranking the row's list, or by rereading the logits of the warp that has the token. Rows
+// that need another method are marked and left to sample_kernel.
 #pragma once
 
 #include "kernels/ptx/bulk_copy.cuh"
@@ -26,15 +26,15 @@ constexpr uint32_t kStreamWarps = kStreamBlocks * kWarps;
 constexpr uint32_t kItemsPerLane = kStreamWarps / 32;
 constexpr uint32_t kStreamRowsMax = 64;       // of a cluster
 constexpr uint32_t kStreamSlotsMax = 3;       // rows of logits in shared memory
-constexpr uint32_t kStreamListPerThread = 8;  // as kListPerThread and so on, for longer lists
+constexpr uint32_t kStreamListPerThread = 8;  // like kListPerThread etc., for longer lists
 constexpr uint32_t kStreamListMax = kStreamListPerThread * kBlockThreads;
 constexpr uint32_t kStreamListForTopP = 2100;
 constexpr uint32_t kStreamListWantedMax = 2400;
 constexpr uint32_t kGatherSlots = 4;  // a warp may be two rows ahead of another
 constexpr uint32_t kPartFloat4s = 128;
 
-// Device memory of a row. One item for each warp of the cluster: `count` is rank_of the row's
-// largest logit, `unused` the bits of the threshold of its list.
+// Device memory of a row. `items` has one item per warp of the cluster, in which `count` is rank_of
+// the row's largest logit and `unused` holds the bits of the list's threshold.
 struct StreamScratch {
   Item items[kStreamWarps];
   uint64_t list[kStreamListMax];
@@ -46,8 +46,8 @@ struct __align__(16) StreamRow {
   uint32_t logits_row;
   float temperature;
   float min_p_distance;
-  // The list's threshold: as many of a warp's lanes reach what the warp proposes, and as many
-  // groups of kItemsPerLane warps have proposed no less. 0: none.
+  // Each warp proposes a threshold that at least `lanes` of its lanes reach. The list's threshold
+  // is one that all proposals of at least `groups` groups of kItemsPerLane warps reach. 0: none.
   uint32_t lanes, groups;
   bool has_changes, has_list;
   bool has_other_sum;  // a sum of weights at the row's temperature
@@ -56,7 +56,7 @@ struct __align__(16) StreamRow {
 struct StreamShared {
   uint64_t loaded[kStreamSlotsMax][kWarps];  // barriers
   uint64_t gathered[kGatherSlots];           // barriers
-  // The largest logit of each warp and the threshold that it proposes, both as rank_of.
+  // The largest logit of each warp and the threshold that it proposes, both as rank_of values.
   __align__(16) uint64_t reached[kGatherSlots][kStreamWarps];
   StreamRow rows[kStreamRowsMax];
   uint32_t row_count;
@@ -130,8 +130,8 @@ struct Stream {
     if (r.lane() == 0) shared->row_count = listed;
   }
 
-  // Requests the warp's logits of the first rows from device memory, on the assumption that row i
-  // samples from logits i. Called by one lane.
+  // Prefetches the warp's logits of the first rows into L2, on the assumption that row i samples
+  // from logits i. Called by one lane.
   __device__ void prefetch() const {
     const auto bytes = static_cast<uint32_t>((r.warp_end - r.warp_begin) * sizeof(float));
     for (uint32_t k = 0; k < r.params->slots && bytes > 0; ++k) {
@@ -154,13 +154,13 @@ struct Stream {
     bulk_copy(shared_address(to), logits + r.warp_begin, bytes, barrier);
   }
 
-  // Makes row k the row of `r`.
+  // Makes row k the current row of `r`.
   __device__ void begin_row(uint32_t k) {
     r.index = shared->rows[k].index;
     r.row = args().rows[r.index];
   }
 
-  // Sends the warp's largest logit of row k to the cluster. Returns what the thread has seen.
+  // Sends the warp's largest logit of row k to the cluster. Returns the thread's running maximum.
   __device__ RunningMax reach(uint32_t k, uint32_t slot) {
     const StreamRow row = shared->rows[k];
     r.values = slots + slot * chunk;
@@ -169,7 +169,7 @@ struct Stream {
     if (row.has_changes) {
       begin_row(k);
       seen = apply_changes(r, seen);
-      fence_proxy_async();  // later loads into this memory
+      fence_proxy_async();  // before later bulk copies into this memory
       __syncthreads();
     }
     const uint32_t rank = rank_of(seen.key());
@@ -187,13 +187,14 @@ struct Stream {
     return seen;
   }
 
-  // Sums the weights of row k, and loads row k + slots into its place. `seen`: by the thread.
+  // Sums the weights of row k, and loads row k + slots into its place. `seen` is what reach()
+  // returned for row k.
   __device__ void weigh(uint32_t k, uint32_t slot, const RunningMax& seen) {
     const StreamRow row = shared->rows[k];
     r.values = slots + slot * chunk;
     const uint32_t at = k % kGatherSlots;
-    // What arrives is in this block's shared memory: waiting needs no order of the cluster's other
-    // writes, which would empty the L1 cache.
+    // The data arrives in this block's shared memory, so the wait needs no acquire at cluster
+    // scope, which would invalidate the L1 cache.
     mbarrier_wait(shared_address(&shared->gathered[at]), k / kGatherSlots % 2);
     uint32_t max_rank = 0, threshold_rank = UINT32_MAX;
 #pragma unroll
@@ -266,8 +267,9 @@ struct Stream {
     }
   }
 
-  // Counts the tokens that reach the threshold and takes places for them in the list of row k.
-  // Returns how many of them earlier lanes have; *first, in the last lane, where the warp's begin.
+  // Counts the tokens that reach the threshold and reserves places for them in the list of row k.
+  // Returns how many of the warp's tokens are in lower lanes. Sets *first, in lane 31 only, to the
+  // warp's first place.
   __device__ uint32_t reserve(uint32_t k, float threshold, const RunningMax& seen,
                               uint32_t* first) const {
     uint32_t own = 0;
@@ -284,7 +286,7 @@ struct Stream {
           cluster_pointer(&shared->list_counts[k / kStreamBlocks], k % kStreamBlocks), sum);
     return sum - own;
   }
-  // Writes these tokens from place `at` on.
+  // Writes these tokens to the list, starting at place `at`.
   __device__ void write_list(uint32_t k, float threshold, const RunningMax& seen,
                              uint32_t at) const {
     if (!(seen.max >= threshold)) return;
@@ -296,13 +298,13 @@ struct Stream {
     });
   }
 
-  // Returns the status of a row by rank_of its largest logit.
+  // Returns the status of a row, given rank_of its largest logit.
   __device__ static int32_t status_of(uint32_t max_rank) {
     if (key_of(max_rank) >= static_cast<int32_t>(kInfinityBits)) return kRowNotFinite;
     return unorder(key_of(max_rank)) == -__builtin_inff() ? kRowEmptyMask : kRowOk;
   }
 
-  // The warps' parts of row k together. Called by a whole warp.
+  // Returns the combined items of all warps for row k. Called by a whole warp.
   __device__ Item joined_items(uint32_t k) const {
     Item all{0, 0, kNoToken, 0, 0};
 #pragma unroll
@@ -320,7 +322,7 @@ struct Stream {
     return all;
   }
 
-  // Completes row k if it is greedy or bad. Called by a whole warp.
+  // Completes row k if it failed, or if it is greedy and has no list. Called by a whole warp.
   __device__ void complete(uint32_t k) {
     begin_row(k);
     const Item all = joined_items(k);
@@ -332,7 +334,8 @@ struct Stream {
              0);
   }
 
-  // Draws row k from its list or from all tokens, unless complete() does. Called by the block.
+  // Draws row k from its list or from all tokens, unless complete() has completed it. Called by the
+  // block.
   __device__ void draw(uint32_t k) {
     begin_row(k);
     if (r.row.temperature == 0.0f && !shared->rows[k].has_list) return;
@@ -365,8 +368,9 @@ struct Stream {
     if (left != Left::kNothing && threadIdx.x == 0) r.params->pending[r.index] = 1;
   }
 
-  // Draws row k from all tokens (rule 7): finds the warp that has the token by the sums of weights,
-  // and reads its logits again; the block's where bias, mask or penalties apply.
+  // Draws row k from all tokens (rule 7 of ops/sampling.h). Finds the warp that has the token from
+  // the sums of weights and rereads its logits, or its whole block's if bias, mask or penalties
+  // apply.
   __device__ void locate_again(uint32_t k, const Item& all, const Candidates& candidates,
                                double log_sum) {
     const uint64_t goal =
