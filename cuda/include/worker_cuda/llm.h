@@ -467,9 +467,10 @@ typedef struct wcuda_engine_info {
 WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
                                              wcuda_error* error);
 
-/* Does the work that would otherwise delay the first steps. On CUDA, it captures the graphs of all step
- * shapes whose rows have one token each; on HOST, it starts the threads and touches the memory. Returns
- * WCUDA_INVALID_STATE if a step in flight has late rows that were not sampled. [external: engine] */
+/* Does the work that would otherwise delay the first steps. On CUDA, it captures the graphs of the steps
+ * whose rows have one token each and neither drafts, hidden states, features nor raw log probabilities; on
+ * HOST, it starts the threads and touches the memory. Returns WCUDA_INVALID_STATE if a step in flight has
+ * late rows that were not sampled. [external: engine] */
 WCUDA_API wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error);
 
 /* A sequence: the tokens of one conversation, with their keys and values in KV pages. */
