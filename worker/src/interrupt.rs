@@ -27,19 +27,21 @@ static STATE: Mutex<State> = Mutex::new(State {
 
 /// Installs the handler; call once.
 pub fn install() -> Outcome {
-    ctrlc::set_handler(|| {
-        let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(server) = &state.server {
-            return server.stop();
-        }
-        let load = state.load.as_ref().map(CancelHandle::trigger);
-        let generation = state.generation.as_ref().map(CancelFlag::set);
-        if state.interrupted || (load.is_none() && generation.is_none()) {
-            exit(130);
-        }
-        state.interrupted = true;
-    })
-    .map_err(|error| Failure::new(format!("cannot handle Ctrl-C: {error}")))
+    ctrlc::set_handler(signalled)
+        .map_err(|error| Failure::new(format!("cannot handle Ctrl-C: {error}")))
+}
+
+fn signalled() {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(server) = &state.server {
+        return server.stop();
+    }
+    let load = state.load.as_ref().map(CancelHandle::trigger);
+    let generation = state.generation.as_ref().map(CancelFlag::set);
+    if state.interrupted || (load.is_none() && generation.is_none()) {
+        exit(130);
+    }
+    state.interrupted = true;
 }
 
 /// SIGHUP, which no longer does what Ctrl-C does.
@@ -72,6 +74,15 @@ pub fn watch_load(cancel: &CancelHandle) {
     set(|state| state.load = Some(cancel.clone()));
 }
 
+/// From now on Ctrl-C ends the process immediately. An error if it was pressed during the load, which may have ended
+/// well all the same: the last part of a load cannot be cancelled.
+pub fn end_load() -> Outcome {
+    match set(|_| ()).interrupted {
+        true => Err(Failure::interrupted()),
+        false => Ok(()),
+    }
+}
+
 /// Returns the flag of one generation; Ctrl-C sets it from now on.
 pub fn watch_generation() -> CancelFlag {
     let flag = CancelFlag::default();
@@ -89,8 +100,27 @@ pub fn watch_server(server: StopHandle) {
     set(|state| state.server = Some(server));
 }
 
-fn set(watch: impl FnOnce(&mut State)) {
+/// Returns the former state.
+fn set(watch: impl FnOnce(&mut State)) -> State {
     let mut state = State::default();
     watch(&mut state);
-    *STATE.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    let mut current = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    std::mem::replace(&mut *current, state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_counts_although_the_load_has_ended_well() {
+        let cancel = CancelHandle::new().expect("a handle");
+        watch_load(&cancel);
+        end_load().expect("no signal");
+        watch_load(&cancel);
+        signalled();
+        assert!(end_load().expect_err("a signal").is_interrupted());
+        watch_load(&cancel);
+        end_load().expect("the signal was handled");
+    }
 }

@@ -42,7 +42,7 @@ pub fn gguf(path: &Path) -> Outcome<Gguf> {
 /// loaded on the CPU.
 pub fn model(args: &DeviceArgs, gguf: &Gguf) -> Outcome<Model> {
     let context = context(args)?;
-    match load_on(&context, gguf) {
+    match load_weights(&context, gguf)? {
         Err(error)
             if error.kind() == ErrorKind::NotAvailable && args.backend == BackendChoice::Auto =>
         {
@@ -52,14 +52,19 @@ pub fn model(args: &DeviceArgs, gguf: &Gguf) -> Outcome<Model> {
                 device: 0,
                 ..args.clone()
             };
-            Ok(load_on(&host.builder().open()?, gguf)?)
+            load_on(&host.builder().open()?, gguf)
         }
         loaded => Ok(loaded?),
     }
 }
 
 /// Loads the weights to a device that is open; Ctrl-C cancels.
-pub fn load_on(context: &CudaContext, gguf: &Gguf) -> worker_cuda::Result<Model> {
+pub fn load_on(context: &CudaContext, gguf: &Gguf) -> Outcome<Model> {
+    Ok(load_weights(context, gguf)??)
+}
+
+/// The error outside is that of Ctrl-C.
+fn load_weights(context: &CudaContext, gguf: &Gguf) -> Outcome<worker_cuda::Result<Model>> {
     let cancel = CancelHandle::new()?;
     interrupt::watch_load(&cancel);
     let bar = bar();
@@ -78,8 +83,8 @@ pub fn load_on(context: &CudaContext, gguf: &Gguf) -> worker_cuda::Result<Model>
         )
         .load();
     bar.finish_and_clear();
-    interrupt::watch_nothing();
-    loaded.map_err(|error| error.with_context(device_name(context)))
+    interrupt::end_load()?;
+    Ok(loaded.map_err(|error| error.with_context(device_name(context))))
 }
 
 /// "the CPU" or "CUDA device 0", for errors.

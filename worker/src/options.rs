@@ -224,13 +224,13 @@ impl DraftArgs {
             return Ok(None);
         };
         let gguf = load::gguf(path)?;
-        let start = || {
+        let start = || -> Outcome<_> {
             // Before the weights are loaded.
             ModelDraft::check(&gguf, model.gguf())?;
             let draft = load::load_on(model.context(), &gguf)?;
-            ModelDraft::new(&draft, model, &options(&draft)?)
+            Ok(ModelDraft::new(&draft, model, &options(&draft)?)?)
         };
-        let draft = start().map_err(|error| Failure::from(error).in_file(path))?;
+        let draft = start().map_err(|failure| failure.in_file(path))?;
         Ok(Some(draft))
     }
 }
