@@ -118,20 +118,26 @@ const CONFIGURED: [&str; 2] = ["serve", "config"];
 
 /// The command of a command line, and for [`CONFIGURED`] ones the options as text.
 fn parse(arguments: &[OsString]) -> Outcome<(Cli, String)> {
-    let mut command = Cli::command();
-    for name in CONFIGURED {
-        command = command.mut_subcommand(name, serve::with_environment);
-    }
-    command.build();
-    let given = command.clone().get_matches_from(arguments);
+    let command = Cli::command();
     let from =
         |matches: &ArgMatches| Cli::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
-    let Some((name, options)) = given
+    // What is missing here may come from elsewhere. Errors are those of all sources together, at the end.
+    let lenient = |command: &clap::Command| {
+        let command = command.clone().ignore_errors(true);
+        command.get_matches_from(arguments)
+    };
+    let line = lenient(&command);
+    let Some((name, flags)) = line
         .subcommand()
         .filter(|(name, _)| CONFIGURED.contains(name))
     else {
-        return Ok((from(&given), String::new()));
+        return Ok((from(&command.get_matches_from(arguments)), String::new()));
     };
+    let mut command =
+        command.mut_subcommand(name, |command| serve::with_environment(command, flags));
+    let given = lenient(&command);
+    let (_, options) = given.subcommand().unwrap_or((name, flags));
+    command.build();
     // The name is the first argument: there are no options in front of it.
     let (head, tail) = arguments.split_at(2.min(arguments.len()));
     let found = command.find_subcommand(name).map_or_else(

@@ -40,7 +40,7 @@ fn each_value_has_its_origin() {
 
     for line in [
         "model = \"a.gguf\" # file",
-        "host = \"127.0.0.1\" # default",
+        "# host = \"127.0.0.1\" # default",
         "port = 3 # flag",
         "max-queued = 9 # environment WORKER_MAX_QUEUED",
         "max-sequences = 8 # file",
@@ -58,29 +58,30 @@ fn each_value_has_its_origin() {
 
 #[test]
 fn what_is_printed_is_a_file_that_says_the_same() {
-    let arguments = [
-        "a.gguf",
-        "--alias",
-        "x,y",
-        "--itl-target-ms",
-        "20",
-        "--drain-seconds",
-        "5",
-        "--draft-ngram",
-        "--draft-max",
-        "4",
-    ];
-    let first = lines(&config(&arguments, &[]));
-    let path = file("again.toml", &first.join("\n"));
+    let source = file("source.toml", "worker-id = '007'\n");
+    let drafts = "--alias x,y --itl-target-ms 20 --drain-seconds 5 --draft-ngram --draft-max 4";
+    for arguments in [
+        "a.gguf".to_owned(),
+        format!("a.gguf {drafts}"),
+        "--unix /run/x --worker-id true --strict".to_owned(),
+        format!("--config {source}"),
+    ] {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let first = lines(&config(&arguments, &[]));
+        let path = file("again.toml", &first.join("\n"));
 
-    let second = lines(&config(&["--config", &path], &[]));
+        let second = lines(&config(&["--config", &path], &[]));
 
-    let values = |lines: &[String]| -> Vec<String> {
-        let value = |line: &String| line.split(" # ").next().unwrap_or_default().to_owned();
-        let is_value = |line: &&String| !line.contains("config");
-        lines.iter().filter(is_value).map(value).collect()
-    };
-    assert_eq!(values(&first), values(&second));
+        let values = |lines: &[String]| -> Vec<String> {
+            let without_source = |line: &String| match line.rsplit_once(" # ") {
+                Some((value, _)) => value.to_owned(),
+                None => line.clone(),
+            };
+            let is_value = |line: &&String| !line.starts_with("# config ");
+            lines.iter().filter(is_value).map(without_source).collect()
+        };
+        assert_eq!(values(&first), values(&second));
+    }
 }
 
 #[test]
@@ -105,9 +106,40 @@ fn where_to_listen_is_one_option() {
     let path = file("port.toml", "port = 4\n");
     let found = lines(&config(&["--config", &path, "--unix", "/run/y"], &[]));
     assert!(
-        found.contains(&"port = 8080 # default".to_owned()),
+        found.contains(&"# port = 8080 # default".to_owned()),
         "{found:#?}"
     );
+}
+
+#[test]
+fn a_flag_overrides_a_variable_of_the_other_form() {
+    for (flag, value, variable, line) in [
+        ("--unix", "/run/x", "WORKER_PORT", "# port = 8080 # default"),
+        ("--port", "3", "WORKER_UNIX", "# unix is not set"),
+        (
+            "--host",
+            "127.0.0.2",
+            "WORKER_UNIX",
+            "host = \"127.0.0.2\" # flag",
+        ),
+    ] {
+        let found = lines(&config(&[flag, value], &[(variable, "4")]));
+        assert!(found.contains(&line.to_owned()), "{line}: {found:#?}");
+    }
+    let both = [("WORKER_UNIX", "/run/x"), ("WORKER_PORT", "4")];
+    assert_fails(&config(&[], &both), 2, "cannot be used with");
+}
+
+#[test]
+fn options_that_need_each_other_may_have_different_sources() {
+    let path = file("draft.toml", "draft-ngram = true\n");
+    let found = lines(&config(&["--config", &path, "--draft-max", "3"], &[]));
+    assert!(
+        found.contains(&"draft-max = 3 # flag".to_owned()),
+        "{found:#?}"
+    );
+    let alone = run(&["config", "--draft-max", "3"]);
+    assert_fails(&alone, 2, "required arguments were not provided");
 }
 
 #[test]
@@ -128,7 +160,8 @@ fn files_with_mistakes_are_refused() {
             "the key 'alias' cannot be a value of type array",
         ),
         ("port = 70000\n", "70000 is not in 0..=65535"),
-        ("port = 1\nport = 2\n", "duplicate key"),
+        ("port = 1\nport = 2\n", "wrong.toml: line 2: duplicate key"),
+        ("port = 1\n\nhost = \n", "wrong.toml: line 3: "),
     ] {
         let path = file("wrong.toml", text);
         assert_fails(&run(&["config", "--config", &path]), 2, part);

@@ -14,15 +14,27 @@ use toml::{Table, Value};
 
 use crate::failure::{Failure, Outcome};
 
-/// Lets the arguments of a command come from the environment: `--max-queued` from `WORKER_MAX_QUEUED`.
-pub fn with_environment(command: Command) -> Command {
+/// Lets the arguments of a command come from the environment: `--max-queued` from `WORKER_MAX_QUEUED`. `flags` are
+/// those of its command line, which override it.
+pub fn with_environment(command: Command, flags: &ArgMatches) -> Command {
+    let is_flag = |id: &&str| flags.value_source(id) == Some(ValueSource::CommandLine);
     command.mut_args(|argument| match option_name(&argument) {
-        Some(name) => {
+        Some(name) if !rivals(argument.get_id().as_str()).iter().any(is_flag) => {
             let variable = format!("WORKER_{}", name.replace('-', "_").to_uppercase());
             argument.env(variable).hide_env(true)
         }
-        None => argument,
+        _ => argument,
     })
+}
+
+/// Where to listen is one option with two forms, and so is the model: the other form of an argument.
+fn rivals(id: &str) -> &'static [&'static str] {
+    match id {
+        "model" => &["model_file"],
+        "unix" => &["host", "port"],
+        "host" | "port" => &["unix"],
+        _ => &[],
+    }
 }
 
 /// The name of an argument in the file, and as a flag; None for those that only a command line has.
@@ -50,7 +62,7 @@ pub fn with_file(
     let text = fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
     let table: Table = text
         .parse()
-        .map_err(|error: toml::de::Error| wrong(path, error.message()))?;
+        .map_err(|error: toml::de::Error| wrong(path, &syntax_error(&text, &error)))?;
     let is_given = |id: &str| {
         let source = found.value_source(id);
         source.is_some_and(|source| source != ValueSource::DefaultValue)
@@ -62,14 +74,8 @@ pub fn with_file(
             option_name(argument).is_some_and(|known| known == name && known != "config")
         });
         let argument = known.ok_or_else(|| wrong(path, &format!("the key '{key}' is unknown")))?;
-        // Where to listen is one option with two forms, and so is the model.
-        let rivals: &[&str] = match argument.get_id().as_str() {
-            "model" => &["model", "model_file"],
-            "unix" => &["unix", "host", "port"],
-            "host" | "port" => &["unix", argument.get_id().as_str()],
-            id => &[id],
-        };
-        if !rivals.iter().any(|id| is_given(id)) {
+        let id = argument.get_id().as_str();
+        if !is_given(id) && !rivals(id).iter().any(|id| is_given(id)) {
             let items = flags(argument, value).ok_or_else(|| {
                 let kind = value.type_str();
                 wrong(
@@ -82,6 +88,13 @@ pub fn with_file(
     }
     all.extend_from_slice(arguments);
     Ok(all)
+}
+
+/// On one line, with the number of the line that it is about.
+fn syntax_error(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+    format!("line {line}: {}", error.message())
 }
 
 fn wrong(path: &Path, message: &str) -> Failure {
@@ -118,8 +131,8 @@ fn flags(argument: &Arg, value: &Value) -> Option<Vec<String>> {
     }])
 }
 
-/// One line an option, "port = 8080 # default": what is in force, and where it comes from. `given` is what was
-/// found without the file, `found` with it.
+/// One line an option, "port = 9000 # flag": what is in force, and where it comes from. As a file it says the same:
+/// defaults are comments, and so is the name of the file. `given` is what was found without the file, `found` with it.
 pub fn describe(command: &Command, given: &ArgMatches, found: &ArgMatches) -> String {
     let mut text = String::new();
     for argument in command.get_arguments() {
@@ -140,12 +153,16 @@ pub fn describe(command: &Command, given: &ArgMatches, found: &ArgMatches) -> St
             (_, Some(ValueSource::CommandLine)) => "file".to_owned(),
             _ => "default".to_owned(),
         };
+        let takes_value = argument.get_action().takes_values();
         let values: Vec<String> = match found.get_raw(id) {
             Some(values) => values
-                .map(|value| toml_value(&value.to_string_lossy()))
+                .map(|value| toml_value(&value.to_string_lossy(), takes_value))
                 .collect(),
             None => Vec::new(),
         };
+        if !values.is_empty() && (origin == "default" || name == "config") {
+            text += "# ";
+        }
         let is_list = matches!(argument.get_action(), clap::ArgAction::Append);
         text += &match (values.as_slice(), is_list) {
             ([], _) => format!("# {name} is not set\n"),
@@ -156,9 +173,11 @@ pub fn describe(command: &Command, given: &ArgMatches, found: &ArgMatches) -> St
     text
 }
 
-fn toml_value(text: &str) -> String {
-    let is_plain = text.parse::<i64>().is_ok() || text == "true" || text == "false";
-    match is_plain {
+fn toml_value(text: &str, takes_value: bool) -> String {
+    let is_number = text
+        .parse::<i64>()
+        .is_ok_and(|number| number.to_string() == text);
+    match is_number || !takes_value {
         true => text.to_owned(),
         false => Value::from(text).to_string(),
     }
