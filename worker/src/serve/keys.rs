@@ -62,8 +62,8 @@ impl Drop for Permit {
 }
 
 impl Keys {
-    /// Reads a file with one key a line: `KEY [role=R] [tenant=NAME] [priority=N] [concurrency=N]`. Lines that
-    /// begin with # are comments.
+    /// Reads a file with one key a line: `KEY [role=R] [tenant=NAME] [priority=N] [concurrency=N]`. A word that begins
+    /// with # begins a comment.
     pub fn read(path: &Path) -> Outcome<Self> {
         let text = fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
         Self::of_lines(&text)
@@ -79,14 +79,16 @@ impl Keys {
         }
     }
 
-    /// Parses the contents of a key file. Errors name the line, never the key.
+    /// Parses the contents of a key file. Errors name the line, never a key.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut keys = Self::default();
         let mut tenants: Vec<Arc<str>> = Vec::new();
+        let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
         for (index, line) in text.lines().enumerate() {
             let number = index + 1;
-            let mut words = line.split_whitespace();
-            let Some(key) = words.next().filter(|word| !word.starts_with('#')) else {
+            let words = line.split_whitespace();
+            let mut words = words.take_while(|word| !word.starts_with('#'));
+            let Some(key) = words.next() else {
                 continue;
             };
             if key.len() < MIN_KEY_BYTES {
@@ -107,7 +109,7 @@ impl Keys {
             for word in words {
                 caller
                     .set(word)
-                    .ok_or_else(|| format!("line {number}: '{word}' is not a property of a key"))?;
+                    .map_err(|message| format!("line {number}: {message}"))?;
             }
             let known = tenants.iter().position(|name| *name == caller.name);
             caller.tenant = known.unwrap_or(tenants.len()) as u32;
@@ -181,29 +183,43 @@ fn is_admins(path: &str) -> bool {
 /// As many as a service has by default.
 const MAX_TENANTS: usize = 256;
 
+/// What some editors put in front of a text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// Shorter keys can be guessed.
 const MIN_KEY_BYTES: usize = 16;
 
 impl Caller {
-    fn set(&mut self, property: &str) -> Option<()> {
-        let (name, value) = property.split_once('=')?;
+    /// An error says what is accepted, and not the word: it may be another key.
+    fn set(&mut self, property: &str) -> Result<(), String> {
+        let (name, value) = property.split_once('=').unwrap_or_default();
+        let accepted = |what: &str| format!("{name} must be {what}");
         match name {
             "role" => {
                 self.role = match value {
                     "admin" => Role::Admin,
                     "user" => Role::User,
                     "monitor" => Role::Monitor,
-                    _ => return None,
+                    _ => return Err(accepted("admin, user or monitor")),
                 }
             }
-            "tenant" if !value.is_empty() => self.name = value.into(),
+            "tenant" if value.is_empty() => return Err(accepted("a name")),
+            "tenant" => self.name = value.into(),
             "priority" => {
-                self.priority = value.parse().ok().filter(|level| *level <= MAX_PRIORITY)?;
+                let level = value.parse().ok().filter(|level| *level <= MAX_PRIORITY);
+                self.priority =
+                    level.ok_or_else(|| accepted(&format!("from 0 to {MAX_PRIORITY}")))?;
             }
-            "concurrency" => self.concurrency = value.parse().ok().filter(|count| *count > 0)?,
-            _ => return None,
+            "concurrency" => {
+                let count = value.parse().ok().filter(|count| *count > 0);
+                self.concurrency = count.ok_or_else(|| accepted("at least 1"))?;
+            }
+            _ => {
+                let known = "role=, tenant=, priority= or concurrency=";
+                return Err(format!("a word after the key does not begin with {known}"));
+            }
         }
-        Some(())
+        Ok(())
     }
 
     /// Whether the role of the key has this path.
@@ -313,15 +329,39 @@ mod tests {
     }
 
     #[test]
+    fn comments_and_a_byte_order_mark_are_no_part_of_a_key() {
+        let text = "\u{feff}secret-of-alice-1 role=admin # of the manager\r\n  # none\r\n#\r\n";
+        let keys = Keys::parse(text).expect("keys");
+        let alice = keys.check(&headers("x-api-key", "secret-of-alice-1"), Role::User);
+        assert_eq!(alice.expect("a key").role, Role::Admin);
+        assert_eq!(keys.tenant_count(), 1);
+    }
+
+    #[test]
     fn key_files_are_refused_with_the_line_and_without_the_key() {
         for (text, part) in [
             ("short", "line 1: a key of 5 bytes, at least 16"),
             (
                 "\n0123456789abcdef role=x",
-                "line 2: 'role=x' is not a property",
+                "line 2: role must be admin, user or monitor",
             ),
-            ("0123456789abcdef priority=16", "'priority=16'"),
-            ("0123456789abcdef concurrency=0", "'concurrency=0'"),
+            ("0123456789abcdef tenant=", "tenant must be a name"),
+            (
+                "0123456789abcdef priority=16",
+                "priority must be from 0 to 15",
+            ),
+            (
+                "0123456789abcdef concurrency=0",
+                "concurrency must be at least 1",
+            ),
+            (
+                "fedcba9876543210 0123456789abcdef",
+                "line 1: a word after the key",
+            ),
+            (
+                "fedcba9876543210 0123456789abcdef=",
+                "line 1: a word after the key",
+            ),
             (
                 "0123456789abcdef\n0123456789abcdef",
                 "line 2: the key is there twice",
