@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use worker_cuda::text::TokenType;
 use worker_orcd::serve::{Keys, SamplingDefaults};
 
-use http::{END, Reply, Served, token, vocabulary};
+use http::{END, Reply, Served, Setup, token, vocabulary};
 
 #[path = "support/http.rs"]
 mod http;
@@ -549,11 +549,15 @@ fn the_defaults_of_a_model_are_those_of_openai() {
 
 /// A server whose log lines are kept.
 fn logged(texts: bool) -> (Served, Arc<Mutex<Vec<Value>>>) {
+    logged_with(|setup| setup.options.log_texts = texts)
+}
+
+fn logged_with(change: impl FnOnce(&mut Setup)) -> (Served, Arc<Mutex<Vec<Value>>>) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&lines);
     let served = Served::with(|setup| {
         setup.endless();
-        setup.options.log_texts = texts;
+        change(setup);
         setup.options.log = Some(Arc::new(move |line: &str| {
             let line = serde_json::from_str(line).expect("JSON");
             sink.lock().expect("no panic").push(line);
@@ -679,14 +683,15 @@ fn a_job_ended_by_cancel_is_cancelled_in_the_log_and_the_metrics() {
 
 #[test]
 fn the_role_of_a_key_decides_its_paths() {
-    let served = Served::with(|setup| {
-        let keys = Keys::parse("monitor-monitor-1 role=monitor\n").expect("keys");
+    let (served, lines) = logged_with(|setup| {
+        let keys = Keys::parse("monitor-monitor-1 role=monitor tenant=m\n").expect("keys");
         setup.options.keys = keys;
     });
     let key = [("x-api-key", "monitor-monitor-1")];
     assert_eq!(served.request("GET /metrics", &key, "").status, 200);
     let refused = served.request("GET /v1/models", &key, "");
     refused.assert_error(403, "role_not_allowed", None);
+    assert_eq!(log_lines(&lines, 1)[0]["tenant"], "m");
 }
 
 #[test]

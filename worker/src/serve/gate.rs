@@ -115,12 +115,13 @@ async fn admit(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let caller = caller(&app, local, &request)?;
-    if let (Some(caller), Some(visitor)) = (caller, request.extensions_mut().get_mut::<Visitor>()) {
+    if let Some(caller) = caller(&app, local, &request)? {
+        let visitor = request.extensions_mut().get_or_insert_default::<Visitor>();
         if let Some(entry) = &visitor.entry {
             entry.set_caller(&caller);
         }
-        visitor.caller = caller;
+        visitor.caller = caller.clone();
+        check_caller(&app, &caller, &request)?;
     }
     Ok(next.run(request).await)
 }
@@ -137,7 +138,12 @@ fn caller(app: &App, local: Local, request: &Request) -> Result<Option<Caller>, 
         true => Role::Admin,
         false => Role::User,
     };
-    let caller = app.options.keys.check(request.headers(), open)?;
+    app.options.keys.check(request.headers(), open).map(Some)
+}
+
+/// Whether the caller may send this request, and at this time.
+fn check_caller(app: &App, caller: &Caller, request: &Request) -> Result<(), ApiError> {
+    let path = request.uri().path();
     caller.check_path(path)?;
     let ends_work = path == "/cancel" || path == "/shutdown";
     if request.method() == Method::POST && !ends_work && app.draining.load(Ordering::Relaxed) {
@@ -147,7 +153,7 @@ fn caller(app: &App, local: Local, request: &Request) -> Result<Option<Caller>, 
                 .with_retry_after(DRAIN_RETRY),
         );
     }
-    Ok(Some(caller))
+    Ok(())
 }
 
 fn host_header(request: &Request) -> Option<&str> {

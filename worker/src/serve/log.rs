@@ -59,8 +59,8 @@ struct Record {
     cached_tokens: u32,
     completion_tokens: u32,
     queued: Option<Duration>,
-    first_token: Option<Duration>,
-    last_token: Option<Duration>,
+    /// (choices): times of the first and the last token.
+    spans: Vec<Option<(Duration, Duration)>>,
     /// A choice was cancelled.
     was_cancelled: bool,
     end: Option<Result<(), &'static str>>,
@@ -131,9 +131,7 @@ impl Entry {
         match event {
             Event::Token(token) => {
                 append(&token.text);
-                record.first_token.get_or_insert(now);
-                record.last_token = Some(now);
-                record.completion_tokens += 1;
+                record.add_token(token.choice as usize, now);
             }
             Event::Finished { reason, text, .. } => {
                 append(text);
@@ -155,12 +153,29 @@ impl Entry {
 }
 
 impl Record {
+    fn add_token(&mut self, choice: usize, now: Duration) {
+        if self.spans.len() <= choice {
+            self.spans.resize(choice + 1, None);
+        }
+        self.spans[choice].get_or_insert((now, now)).1 = now;
+        self.completion_tokens += 1;
+    }
+
+    /// Mean time between tokens of the same choice.
+    fn between_tokens(&self) -> Option<Duration> {
+        let spans = self.spans.iter().flatten();
+        let gaps = self.completion_tokens - spans.clone().count() as u32;
+        let time: Duration = spans.map(|(first, last)| last.saturating_sub(*first)).sum();
+        time.checked_div(gaps)
+    }
+
     fn outcome(&self) -> &'static str {
         match &self.end {
             Some(Ok(())) if self.was_cancelled => "cancelled",
             Some(Ok(())) => "done",
             Some(Err(name)) => name,
-            None if self.accepted => "cancelled",
+            // Without a status the client has left before an answer began.
+            None if self.accepted || self.status == 0 => "cancelled",
             None if self.status < 400 => "answered",
             None => "refused",
         }
@@ -178,15 +193,11 @@ impl Record {
             set("cached_tokens", self.cached_tokens.into());
             set("completion_tokens", self.completion_tokens.into());
             set("queue_ms", json!(self.queued.map(ms)));
-            let first = self.first_token.map(|time| time.saturating_sub(self.begun));
+            let first = self.spans.iter().flatten().map(|(first, _)| *first).min();
+            let first = first.map(|time| time.saturating_sub(self.begun));
             set("ttft_ms", json!(first.map(ms)));
-            let between = match (self.first_token, self.last_token) {
-                (Some(first), Some(last)) if self.completion_tokens > 1 => {
-                    Some(ms(last.saturating_sub(first)) / f64::from(self.completion_tokens - 1))
-                }
-                _ => None,
-            };
-            set("itl_ms", json!(between));
+            let between = self.between_tokens();
+            set("itl_ms", json!(between.map(ms)));
         }
         if let Some((prompt, answer)) = &self.texts {
             set("prompt", prompt.as_str().into());
@@ -225,6 +236,35 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn the_time_between_tokens_is_that_of_a_choice() {
+        let mut record = Record {
+            accepted: true,
+            begun: Duration::from_millis(5),
+            ..Record::default()
+        };
+        assert_eq!(record.between_tokens(), None);
+        for (ms, choice) in [(15, 1), (15, 0), (25, 1), (25, 0), (37, 1)] {
+            record.add_token(choice, Duration::from_millis(ms));
+        }
+        let line: Value =
+            serde_json::from_str(&record.line(Duration::from_millis(45))).expect("JSON");
+        let times =
+            ["ttft_ms", "itl_ms", "total_ms", "completion_tokens"].map(|name| line[name].as_f64());
+        // 22 ms between three tokens, 10 ms between two.
+        assert_eq!(times, [10.0, 10.667, 40.0, 5.0].map(Some));
+    }
+
+    #[test]
+    fn who_leaves_before_an_answer_has_cancelled() {
+        let mut record = Record::default();
+        assert_eq!(record.outcome(), "cancelled");
+        record.status = 200;
+        assert_eq!(record.outcome(), "answered");
+        record.status = 400;
+        assert_eq!(record.outcome(), "refused");
     }
 
     #[test]
