@@ -132,10 +132,13 @@ pub enum Refusal {
 impl Refusal {
     /// Whether the same request may be accepted later.
     pub fn is_temporary(&self) -> bool {
-        matches!(
-            self,
-            Self::QueueFull { .. } | Self::QueuedTokensFull { .. } | Self::TenantQueueFull { .. }
-        )
+        match *self {
+            // More than an empty queue has room for.
+            Self::QueueFull { more, limit, .. } => more <= limit,
+            Self::QueuedTokensFull { more, limit, .. } => more <= limit,
+            Self::TenantQueueFull { .. } => true,
+            _ => false,
+        }
     }
 }
 
@@ -170,6 +173,12 @@ impl fmt::Display for Refusal {
             } => write!(f, "tenant {tenant} is not one of {max_tenants}"),
             Self::DeadlinePassed { late } => {
                 write!(f, "the deadline passed {} ms ago", late.as_millis())
+            }
+            Self::QueueFull { more, limit, .. } if more > limit => {
+                write!(f, "{more} requests at once, at most {limit} may wait")
+            }
+            Self::QueuedTokensFull { more, limit, .. } if more > limit => {
+                write!(f, "{more} prompt tokens at once, at most {limit} may wait")
             }
             Self::QueueFull {
                 queued,

@@ -9,7 +9,7 @@ use worker_cuda::generate::service::{ModelEngine, Options, Pooling};
 use worker_cuda::{EngineOptions, Gguf, Model};
 use worker_orcd::serve::ServedModel;
 
-use http::{Running, Served, Setup, token};
+use http::{Reply, Running, Served, Setup, token};
 
 #[path = "support/http.rs"]
 mod http;
@@ -73,6 +73,23 @@ fn assert_near(found: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f32) {
             "{found:?} {expected:?}"
         );
     }
+}
+
+#[test]
+fn a_request_with_more_inputs_than_the_queue_has_places_is_answered() {
+    let served = with(|setup| setup.service.max_queued = 2);
+    let input: Vec<[u32; 1]> = (0..40).map(|index| [3 + index]).collect();
+    let expected: Vec<_> = (0..40).map(|index| ends_with(3 + index)).collect();
+
+    served.control.hold();
+    let stream = served.begin(PATH, &body(json!(input), json!({})));
+    while served.service.stats().rejected == 0 {
+        std::thread::yield_now();
+    }
+    served.control.release();
+
+    let answer = Reply::read(stream).ok();
+    assert_near(&vectors(&answer), &expected, 1e-6);
 }
 
 #[test]

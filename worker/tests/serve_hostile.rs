@@ -757,6 +757,14 @@ fn a_full_queue_says_when_to_come_back() {
     reply.assert_error(503, "queue_full", None);
     let wait: u32 = reply.headers["retry-after"].parse().expect("seconds");
     assert!((1..=120).contains(&wait));
+    // Room for two never comes.
+    let reply = served.post(CHAT, &with(say("hi"), "n", json!(2)));
+    let message = reply.assert_error(400, "invalid_value", Some("n"));
+    assert!(
+        message.ends_with("2 requests at once, at most 1 may wait"),
+        "{message}"
+    );
+    assert!(!reply.headers.contains_key("retry-after"));
     served.control.release();
     Reply::read(first).ok();
     Reply::read(second).ok();

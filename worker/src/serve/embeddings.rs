@@ -150,16 +150,21 @@ impl Asked {
 
         let mut body = String::with_capacity(bytes);
         body.push_str(r#"{"object":"list","data":["#);
-        let mut waiting = inputs.into_iter().enumerate();
+        let mut waiting = inputs.into_iter().enumerate().peekable();
         let mut running = VecDeque::new();
         loop {
             while running.len() < MAX_RUNNING
-                && let Some((index, input)) = waiting.next()
+                && let Some((index, input)) = waiting.peek()
             {
                 let mut request = self.request.clone();
                 request.deadline = end.map(|end| end.saturating_sub(now()));
-                let accepted = accept(app, visitor, request, input);
-                running.push_back((index, accepted.map_err(|error| named(index, error))?));
+                match accept(app, visitor, request, input.clone()) {
+                    Ok(accepted) => running.push_back((*index, accepted)),
+                    // There is room when one of its own inputs has ended.
+                    Err(error) if is_queue_full(&error) && !running.is_empty() => break,
+                    Err(error) => return Err(named(*index, error)),
+                }
+                waiting.next();
             }
             let Some((index, mut accepted)) = running.pop_front() else {
                 break;
@@ -179,6 +184,10 @@ impl Asked {
         body.push_str(&format!(r#"],"model":{model},"usage":{usage}}}"#));
         Ok(body)
     }
+}
+
+fn is_queue_full(error: &ApiError) -> bool {
+    ["queue_full", "tenant_queue_full"].contains(&error.code())
 }
 
 /// Bytes of what is around an embedding, and around all of them, without the name of the model.

@@ -219,6 +219,7 @@ impl From<Refusal> for Error {
             }
             refusal if refusal.is_temporary() => return Self::QueueFull(refusal),
             Refusal::DeadlinePassed { .. } => return Self::Deadline,
+            Refusal::QueueFull { .. } => "choices",
             Refusal::TooManyStopTokens { .. } => "stop_tokens",
             Refusal::NoSuchPriority { .. } => "priority",
             Refusal::NoSuchTenant { .. } => "tenant",
