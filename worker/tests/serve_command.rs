@@ -49,6 +49,10 @@ fn wrong_usage_exits_with_2() {
     );
     let both = run(&["serve", "model.gguf", "--unix", "/x", "--port", "1"]);
     assert_eq!(both.status.code(), Some(2));
+    for flag in ["--alias", "--allowed-host"] {
+        let unnamed = run(&["serve", "/nowhere/model.gguf", flag, "a,"]);
+        assert_fails(&unnamed, 2, flag);
+    }
 }
 
 #[test]
@@ -531,8 +535,14 @@ fn memory(health: &Reply) -> u64 {
 #[test]
 fn an_unloaded_model_leaves_the_memory_as_it_was() {
     let Some(model) = real_model() else { return };
-    let (mut child, ask) = with_second_model(model.to_str().expect("UTF-8"), &[]);
+    let missing = ["--loadable", "missing=/nowhere/model.gguf"];
+    let (mut child, ask) = with_second_model(model.to_str().expect("UTF-8"), &missing);
     let before = memory(&ask("GET /health"));
+    let failed = ask("POST /v1/models/missing/load").body;
+    assert!(failed.contains("event: error\n"), "{failed}");
+    assert!(failed.contains("\"code\":\"load_failed\""), "{failed}");
+    assert!(failed.contains("/nowhere/model.gguf"), "{failed}");
+    assert_eq!(ask("GET /v1/models/missing").ok()["state"], "unloaded");
 
     let events = ask("POST /v1/models/second/load");
     assert!(events.body.contains("event: progress\n"), "{}", events.body);
@@ -586,9 +596,15 @@ fn a_hangup_reads_the_certificate_again_and_ends_nothing() {
     assert!(signal.expect("kill").success());
 
     let mut log = BufReader::new(child.stderr.take().expect("is piped"));
-    let mut error = String::new();
-    log.read_line(&mut error).expect("UTF-8");
-    assert!(error.contains("/hangup/key: "), "{error}");
+    let mut line = String::new();
+    log.read_line(&mut line).expect("UTF-8");
+    let line: Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(
+        (&line["level"], &line["part"]),
+        (&json!("error"), &json!("tls"))
+    );
+    let message = line["message"].as_str().expect("text");
+    assert!(message.contains("/hangup/key: "), "{message}");
     terminate(&child);
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use serde_json::json;
 use worker_cuda::generate::service::{self, Drafting, ModelEngine, Pooling};
 use worker_cuda::generate::{ModelDraft, Service};
@@ -18,9 +19,9 @@ use worker_cuda::{
     Backend, ContextInfo, CudaContext, EngineOptions, Gguf, Model, Plan, Progress, Purpose,
 };
 
-use super::app::{DeviceReport, MemoryReport, Options, ServedModel, unix_seconds};
+use super::app::{DeviceReport, MemoryReport, Options, ServedModel};
 use super::keys::Keys;
-use super::log::{RequestLog, line_writer};
+use super::log::{RequestLog, line_writer, warning};
 use super::metrics::Metrics;
 use super::models::{LoadModel, Loadable};
 use super::open_files::raise_limit;
@@ -81,10 +82,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
     /// A name that the Host header may have; * allows all [default: addresses and localhost]
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     allowed_host: Vec<String>,
     /// Another name of the model in requests; the first one is used in answers
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     alias: Vec<String>,
     /// Another GGUF file that an admin can load while the server runs; its name in requests is NAME or the file's
     #[arg(long, value_name = "[NAME=]FILE", value_delimiter = ',')]
@@ -457,10 +458,10 @@ impl LoadableFile {
 
 impl LoadModel for LoadableFile {
     fn check_room(&self) -> Result<(), String> {
-        let plan = self.plan().map_err(|failure| failure.to_string())?;
-        if plan.fits {
+        // A file that cannot be read is an error of loading.
+        let Some(plan) = self.plan().ok().filter(|plan| !plan.fits) else {
             return Ok(());
-        }
+        };
         Err(format!(
             "there is no room for '{}': weights {}, KV cache {}, scratch {}, while loading {} more bytes; {} bytes are \
              available",
@@ -494,18 +495,12 @@ fn log_warnings(log: Arc<RequestLog>) -> Outcome {
     Ok(())
 }
 
-/// A line of the log that belongs to no request.
-fn warning(level: &str, part: &str, message: &str) -> String {
-    let line = json!({ "time": unix_seconds(), "level": level, "part": part, "message": message });
-    line.to_string()
-}
-
 /// Reads certificate and key again; a failure is a line of the log.
 #[cfg(feature = "tls")]
 fn reload(tls: Tls, log: Option<Arc<RequestLog>>) -> impl Fn() + Send + 'static {
     move || {
         if let (Err(message), Some(log)) = (tls.reload(), &log) {
-            log(&json!({ "time": unix_seconds(), "error": message }).to_string());
+            log(&warning("error", "tls", &message));
         }
     }
 }

@@ -41,6 +41,12 @@ pub fn line_writer(mut output: impl Write + Send + 'static) -> Arc<RequestLog> {
     })
 }
 
+/// A line that belongs to no request.
+pub fn warning(level: &str, part: &str, message: &str) -> String {
+    let line = json!({ "time": unix_seconds(), "level": level, "part": part, "message": message });
+    line.to_string()
+}
+
 /// What is known of a request. It is written when the last clone of its `Arc` is dropped: after the last byte of
 /// the answer, or when the client has left.
 pub struct Entry {

@@ -280,7 +280,8 @@ impl Loading {
                 loaded(self.slot())
             }
             Err(message) => {
-                let error = ApiError::internal(message);
+                let status = StatusCode::INTERNAL_SERVER_ERROR;
+                let error = ApiError::new(status, "load_failed", message);
                 let mut out = Vec::new();
                 write_named("error", error.to_json(), &mut out);
                 out

@@ -17,7 +17,6 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
@@ -26,8 +25,9 @@ use tokio::time::{sleep, timeout};
 use worker_cuda::generate::Service;
 use worker_cuda::generate::service::State;
 
-use super::app::{App, Common, Options, ServedModel, unix_seconds};
+use super::app::{App, Common, Options, ServedModel};
 use super::gate::Local;
+use super::log::warning;
 use super::metrics::Metrics;
 use super::routes::router;
 use super::socket::{Connection, Socket};
@@ -266,7 +266,7 @@ async fn check_residency(app: Arc<App>) {
         let is_resident = matches!(checked, Ok(Ok(())));
         let was_resident = app.is_resident.swap(is_resident, Ordering::Relaxed);
         if let (Ok(Err(message)), true, Some(log)) = (checked, was_resident, &app.options.log) {
-            log(&json!({ "time": unix_seconds(), "error": message }).to_string());
+            log(&warning("error", "memory", &message));
         }
     }
 }
