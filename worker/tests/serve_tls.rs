@@ -92,7 +92,17 @@ fn a_certificate_is_replaced_while_the_server_runs() {
     reload.reload().expect("they belong together");
 
     assert!(has("second.crt") && !has("first.crt"));
-    std::fs::write(&key, "no key").expect("a file");
-    reload.reload().expect_err("no key");
+    std::fs::write(&key, "junk").expect("a file");
+    let message = reload.reload().expect_err("no key");
+    assert!(
+        message.ends_with("key: no private key is in the file"),
+        "{message}"
+    );
+    std::fs::write(&certificate, "junk").expect("a file");
+    let message = reload.reload().expect_err("no certificate");
+    assert!(
+        message.ends_with("certificate: no certificate is in the file"),
+        "{message}"
+    );
     assert!(has("second.crt"));
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// Certificate and key of a server. Clones share them.
@@ -54,7 +54,13 @@ fn config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, String> {
     let chain = CertificateDer::pem_file_iter(certificate);
     let chain = chain.and_then(|chain| chain.collect::<Result<Vec<_>, _>>());
     let chain = chain.map_err(|error| failed(certificate, &error))?;
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| failed(key, &error))?;
+    if chain.is_empty() {
+        return Err(failed(certificate, &"no certificate is in the file"));
+    }
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
+        pem::Error::NoItemsFound => failed(key, &"no private key is in the file"),
+        error => failed(key, &error),
+    })?;
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| error.to_string())?;
