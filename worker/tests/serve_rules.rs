@@ -186,6 +186,10 @@ fn what_cannot_be_followed_is_refused_with_its_name() {
         message.ends_with("use anyOf, or schemas that certainly exclude each other"),
         "{message}"
     );
+    let format = grammar("regex", "(a");
+    let reply = served.post(CHAT, &chat("hi", json!({ "response_format": format })));
+    let message = reply.assert_error(400, "invalid_value", Some("response_format"));
+    assert!(message.ends_with("unclosed group"), "{message}");
     // The server continues.
     served.post(CHAT, &chat("hi", json!({}))).ok();
 }

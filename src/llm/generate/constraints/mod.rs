@@ -217,12 +217,20 @@ fn refused(error: impl fmt::Display) -> Error {
     }
 }
 
-/// The first line of an error, without what the parser adds to it.
+/// The first line of an error, without what the parser adds to it. That of a regular expression has its reason last.
 fn first_line(error: impl fmt::Display) -> String {
     const MOST: usize = 500;
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
-    line.chars().take(MOST).collect()
+    let reason = text.lines().find_map(|line| line.strip_prefix("error: "));
+    let line = line.chars().take(MOST);
+    match reason {
+        Some(reason) => line
+            .chain(" ".chars())
+            .chain(reason.chars().take(MOST))
+            .collect(),
+        None => line.collect(),
+    }
 }
 
 /// Runs code of the grammar crates on a large stack. What goes wrong in it, panics included, is the fault of a rule.
