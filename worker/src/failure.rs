@@ -1,7 +1,7 @@
 //! Failures of a command: one line on stderr, with a hint if there is one, and an exit status.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -91,7 +91,7 @@ impl Failure {
 
     pub fn print(&self) {
         if self.kind != Kind::Quiet {
-            eprintln!("error: {self}");
+            notice(&format!("error: {self}"));
         }
     }
 
@@ -114,6 +114,11 @@ impl fmt::Display for Failure {
         }
         Ok(())
     }
+}
+
+/// Writes a line to stderr, whether or not there is still a reader; `eprintln!` panics without one.
+pub fn notice(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Text without control characters: names from foreign files must not control the terminal.

@@ -7,7 +7,7 @@ use std::path::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 use worker_cuda::{Backend, CancelHandle, CudaContext, ErrorKind, Gguf, Model, Progress};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, notice};
 use crate::interrupt;
 use crate::options::{BackendChoice, DeviceArgs};
 
@@ -17,10 +17,10 @@ pub fn context(args: &DeviceArgs) -> Outcome<CudaContext> {
     let info = context.info()?;
     if args.backend == BackendChoice::Auto && info.backend == Backend::Host {
         let reason = info.fallback_reason;
-        eprintln!(
-            "{reason}; computing on the CPU, {} threads",
-            info.host_threads
-        );
+        let threads = info.host_threads;
+        notice(&format!(
+            "{reason}; computing on the CPU, {threads} threads"
+        ));
     }
     Ok(context)
 }
@@ -46,7 +46,7 @@ pub fn model(args: &DeviceArgs, gguf: &Gguf) -> Outcome<Model> {
         Err(error)
             if error.kind() == ErrorKind::NotAvailable && args.backend == BackendChoice::Auto =>
         {
-            eprintln!("{error}; computing on the CPU");
+            notice(&format!("{error}; computing on the CPU"));
             let host = DeviceArgs {
                 backend: BackendChoice::Host,
                 device: 0,

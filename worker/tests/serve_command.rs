@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -134,6 +135,44 @@ fn a_real_model_chats_until_sigterm() {
         .filter_map(|delta| delta.as_str().map(str::to_owned))
         .collect();
     assert_eq!(joined, text);
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}
+
+/// The end of a pipe that nobody reads.
+fn unread() -> Stdio {
+    let (_, writer) = std::io::pipe().expect("a pipe");
+    writer.into()
+}
+
+#[test]
+fn a_server_needs_no_reader_of_its_output() {
+    let fails = worker(&["serve", "/nowhere/model.gguf"])
+        .stderr(unread())
+        .status();
+    assert_eq!(fails.expect("the worker starts").code(), Some(1));
+
+    let model = write("unread.gguf", &file_that_answers("A", None));
+    let socket = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unread.sock");
+    let socket = socket.to_str().expect("UTF-8");
+    let mut command = worker(&["serve", &model, "--unix", socket]);
+    let mut child = command
+        .stdout(unread())
+        .stderr(unread())
+        .spawn()
+        .expect("the worker starts");
+    let mut client = loop {
+        match UnixStream::connect(socket) {
+            Ok(client) => break client,
+            Err(_) => assert_eq!(child.try_wait().expect("is our child"), None),
+        }
+        std::thread::yield_now();
+    };
+    let live = request("GET /health/live", &[], "");
+    client.write_all(live.as_bytes()).expect("it reads");
+    let mut answer = [0; 15];
+    client.read_exact(&mut answer).expect("it answers");
+    assert_eq!(&answer, b"HTTP/1.1 200 OK");
     terminate(&child);
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }

@@ -223,8 +223,9 @@ pub fn run(args: &Args) -> Outcome {
         .map_err(|error| Failure::new(format!("cannot listen on {}: {error}", name(&address))))?;
     interrupt::watch_server(server.stop_handle());
     let url = server.url().map_err(failed)?;
-    println!("listening on {url}");
-    io::stdout().flush()?;
+    // Nobody has to read it.
+    let mut out = io::stdout();
+    let _ = writeln!(out, "listening on {url}").and_then(|()| out.flush());
     let refused = Arc::new(Mutex::new(None));
     if let Some(callback) = args.callback_url.clone() {
         let (id, stop) = (args.worker_id.clone(), server.stop_handle());
