@@ -414,7 +414,7 @@ impl Message {
 }
 
 impl Wire for Message {
-    fn whole(&mut self, parts: &[Part], usage: &Usage, _: u32) -> Value {
+    fn whole(&mut self, parts: &[Part], usage: &Usage, _: u32) -> Vec<u8> {
         let mut content = Vec::new();
         for part in parts {
             self.keep_end(part);
@@ -430,7 +430,8 @@ impl Wire for Message {
                 content.push(self.tool_use(&call.name, input));
             }
         }
-        self.envelope(content, usage_json(usage))
+        let message = self.envelope(content, usage_json(usage));
+        message.to_string().into_bytes()
     }
 
     fn open(&mut self, _: usize, out: &mut Vec<u8>) {

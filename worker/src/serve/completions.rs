@@ -24,7 +24,7 @@ use super::names::Names;
 use super::parameters::{MAX_TOP_LOGPROBS, Parameters};
 use super::reply::{Api, Reply};
 use super::responses::Answer;
-use super::routes::json_response;
+use super::routes::json_body;
 use super::split::{self, Format, Splitter};
 use super::sse::{Wire, stream};
 use super::tools::{Choice, Tools};
@@ -385,10 +385,10 @@ impl Asked {
                 if let Some(scores) = parts.prompt_logprobs {
                     wire.set_prompt_logprobs(scores);
                 }
-                json_response(&wire.whole(&parts.choices, &usage, parts.reasoning_tokens))
+                json_body(wire.whole(&parts.choices, &usage, parts.reasoning_tokens))
             };
-            match is_scored {
-                // Long: of each token of the prompt.
+            match is_scored || self.parameters.logprobs.is_some() {
+                // Long: of each token.
                 true => blocking(move || Ok(whole())).await?,
                 false => whole(),
             }

@@ -336,7 +336,7 @@ impl Execution {
 }
 
 impl Wire for Execution {
-    fn whole(&mut self, _: &[Part], _: &Usage, _: u32) -> Value {
+    fn whole(&mut self, _: &[Part], _: &Usage, _: u32) -> Vec<u8> {
         unreachable!("a job is always a stream")
     }
 

@@ -91,6 +91,13 @@ impl Reply {
         })
     }
 
+    /// The same up to the first choice.
+    fn begin(&self, object: &str) -> Vec<u8> {
+        let mut text = self.envelope(object, Vec::new()).to_string().into_bytes();
+        text.truncate(text.len() - "]}".len());
+        text
+    }
+
     fn message(&mut self, index: usize, part: &Part) -> Value {
         let mut message = json!({ "role": "assistant", "content": part.text, "refusal": null });
         if !part.reasoning.is_empty() {
@@ -141,13 +148,11 @@ impl Reply {
         list.collect()
     }
 
-    /// What is the same in whole choices and in chunks. `before` is that of the prompt in a whole text completion.
-    fn choice(&mut self, index: usize, part: &Part, before: Columns) -> Value {
-        let logprobs = self.logprobs;
-        let logprobs = logprobs.map(|top| self.logprobs(index, &part.tokens, top, before));
+    /// What is the same in whole choices and in chunks, but for the log probabilities.
+    fn choice(&self, index: usize, part: &Part) -> Value {
         let mut choice = json!({
             "index": index,
-            "logprobs": logprobs,
+            "logprobs": null,
             "finish_reason": part.end.as_ref().map(|(reason, _)| finish_reason(*reason, part.has_called)),
         });
         if let Some((_, Some(stop))) = &part.end {
@@ -197,7 +202,7 @@ impl Reply {
             Api::Text => {
                 let columns = &self.prompt_columns;
                 let logprobs = self.logprobs.filter(|_| !columns.texts.is_empty());
-                let logprobs = logprobs.map(|top| columns.to_json(top));
+                let logprobs = logprobs.map(|top| json!(columns.form(top)));
                 self.chunk(json!({
                     "index": index, "text": self.echo, "logprobs": logprobs, "finish_reason": null,
                 }))
@@ -214,7 +219,7 @@ impl Reply {
 
     /// The choice of a chunk with new text, and with the reason if the choice has ended.
     fn new_part(&mut self, index: usize, part: &Part) -> Value {
-        let mut choice = self.choice(index, part, Columns::default());
+        let mut choice = self.choice(index, part);
         match self.api {
             Api::Chat if part.is_empty() => choice["delta"] = json!({}),
             Api::Chat => choice["delta"] = self.delta(index, part),
@@ -232,20 +237,49 @@ impl Reply {
         })
     }
 
-    fn logprobs(
+    /// Writes a choice with its log probabilities: token by token, because values of all of them would take fifty times
+    /// the memory of their text. `before` is that of the prompt in a whole text completion.
+    fn write_choice(&mut self, choice: &Value, part: &Part, before: Columns, out: &mut Vec<u8>) {
+        let Some(top) = self.logprobs else {
+            return write_json(choice, out);
+        };
+        let index = choice["index"].as_u64().unwrap_or_default() as usize;
+        let mut logprobs = Vec::new();
+        self.write_logprobs(index, &part.tokens, top, before, &mut logprobs);
+        let mut separator = b'{';
+        for (name, value) in choice.as_object().into_iter().flatten() {
+            out.push(separator);
+            separator = b',';
+            write_json(name, out);
+            out.push(b':');
+            match name.as_str() {
+                "logprobs" => out.append(&mut logprobs),
+                _ => write_json(value, out),
+            }
+        }
+        out.push(b'}');
+    }
+
+    fn write_logprobs(
         &mut self,
         index: usize,
         tokens: &[TokenEvent],
         top: u32,
         before: Columns,
-    ) -> Value {
+        out: &mut Vec<u8>,
+    ) {
         match self.api {
             Api::Chat => {
-                let content: Vec<Value> =
-                    tokens.iter().map(|token| self.chat_token(token)).collect();
-                json!({ "content": content, "refusal": null })
+                out.extend(b"{\"content\":[");
+                for (at, token) in tokens.iter().enumerate() {
+                    if at > 0 {
+                        out.push(b',');
+                    }
+                    write_json(&self.chat_token(token), out);
+                }
+                out.extend(b"],\"refusal\":null}");
             }
-            Api::Text => self.columns(index, tokens, before).to_json(top),
+            Api::Text => write_json(&self.columns(index, tokens, before).form(top), out),
         }
     }
 
@@ -332,9 +366,14 @@ impl Reply {
 }
 
 impl Wire for Reply {
-    fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value {
-        let choices = parts.iter().enumerate().map(|(index, part)| {
-            let mut choice = self.choice(index, part, self.prompt_columns.clone());
+    fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Vec<u8> {
+        let object = match self.api {
+            Api::Chat => "chat.completion",
+            Api::Text => "text_completion",
+        };
+        let mut out = self.begin(object);
+        for (index, part) in parts.iter().enumerate() {
+            let mut choice = self.choice(index, part);
             match self.api {
                 Api::Chat => {
                     choice["message"] = self.message(index, part);
@@ -344,19 +383,19 @@ impl Wire for Reply {
             if self.return_token_ids && self.api == Api::Text {
                 choice["prompt_token_ids"] = json!(self.prompt);
             }
-            choice
-        });
-        let choices = choices.collect();
-        let object = match self.api {
-            Api::Chat => "chat.completion",
-            Api::Text => "text_completion",
-        };
-        let mut whole = self.envelope(object, choices);
-        whole["usage"] = usage_json(usage, reasoning_tokens);
-        if self.return_token_ids && self.api == Api::Chat {
-            whole["prompt_token_ids"] = json!(self.prompt);
+            if index > 0 {
+                out.push(b',');
+            }
+            self.write_choice(&choice, part, self.prompt_columns.clone(), &mut out);
         }
-        whole
+        out.extend(b"],\"usage\":");
+        write_json(&usage_json(usage, reasoning_tokens), &mut out);
+        if self.return_token_ids && self.api == Api::Chat {
+            out.extend(b",\"prompt_token_ids\":");
+            write_json(&self.prompt, &mut out);
+        }
+        out.push(b'}');
+        out
     }
 
     fn set_prompt_logprobs(&mut self, scores: Vec<PromptLogprob>) {
@@ -371,14 +410,11 @@ impl Wire for Reply {
 
     fn part(&mut self, index: usize, part: &Part, out: &mut Vec<u8>) {
         if self.chunk_head.is_empty() {
-            let empty = self.envelope(self.chunk_object(), Vec::new());
-            self.chunk_head = format!("data: {empty}").into_bytes();
-            self.chunk_head.truncate(self.chunk_head.len() - "]}".len());
+            self.chunk_head = [b"data: ".to_vec(), self.begin(self.chunk_object())].concat();
         }
         let choice = self.new_part(index, part);
         out.extend_from_slice(&self.chunk_head);
-        // A value is valid JSON, and memory takes all bytes.
-        let _ = serde_json::to_writer(&mut *out, &choice);
+        self.write_choice(&choice, part, Columns::default(), out);
         out.extend_from_slice(match self.include_usage {
             true => b"],\"usage\":null}\n\n",
             false => b"]}\n\n",
@@ -401,26 +437,40 @@ impl Wire for Reply {
 #[derive(Clone, Default)]
 struct Columns {
     texts: Vec<String>,
-    logprobs: Vec<Option<f32>>,
+    logprobs: Vec<Option<f64>>,
     tops: Vec<Option<Map<String, Value>>>,
     offsets: Vec<usize>,
 }
 
+/// Their form in an answer.
+#[derive(serde::Serialize)]
+struct ColumnsForm<'a> {
+    tokens: &'a [String],
+    token_logprobs: &'a [Option<f64>],
+    top_logprobs: Option<&'a [Option<Map<String, Value>>]>,
+    text_offset: &'a [usize],
+}
+
 impl Columns {
-    fn to_json(&self, top: u32) -> Value {
-        json!({
-            "tokens": self.texts,
-            "token_logprobs": self.logprobs,
-            "top_logprobs": (top > 0).then_some(&self.tops),
-            "text_offset": self.offsets,
-        })
+    fn form(&self, top: u32) -> ColumnsForm<'_> {
+        ColumnsForm {
+            tokens: &self.texts,
+            token_logprobs: &self.logprobs,
+            top_logprobs: (top > 0).then_some(&self.tops),
+            text_offset: &self.offsets,
+        }
     }
 }
 
+fn write_json(value: &(impl serde::Serialize + ?Sized), out: &mut Vec<u8>) {
+    // Memory takes all bytes, and what is written here is valid JSON.
+    let _ = serde_json::to_writer(out, value);
+}
+
 /// JSON has no infinities.
-fn finite(logprob: f32) -> f32 {
+fn finite(logprob: f32) -> f64 {
     if logprob.is_finite() {
-        logprob
+        f64::from(logprob)
     } else {
         -9999.0
     }

@@ -403,13 +403,14 @@ fn item_json(kind: Kind, id: &str, status: &str, text: Option<&str>) -> Value {
 }
 
 impl Wire for Answer {
-    fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value {
+    fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Vec<u8> {
         // The items are those that a stream has.
         parts
             .iter()
             .for_each(|part| self.part(0, part, &mut Vec::new()));
         self.close(self.status(), &mut Vec::new());
-        self.response(self.status(), Some((usage, reasoning_tokens)))
+        let response = self.response(self.status(), Some((usage, reasoning_tokens)));
+        response.to_string().into_bytes()
     }
 
     fn open(&mut self, _: usize, out: &mut Vec<u8>) {

@@ -84,8 +84,8 @@ pub fn json_response(value: &Value) -> Response {
 }
 
 /// The same of a text that is JSON.
-pub fn json_body(text: String) -> Response {
-    let mut response = Response::new(Body::from(text));
+pub fn json_body(text: impl Into<Body>) -> Response {
+    let mut response = Response::new(text.into());
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(CONTENT_TYPE, json);
     response

@@ -24,8 +24,8 @@ const FRAME_EVENTS: usize = 64;
 
 /// Writes one answer in the form of one API.
 pub trait Wire: Send {
-    /// All of it, of all choices.
-    fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value;
+    /// All of it, of all choices, as JSON.
+    fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Vec<u8>;
     /// Log probabilities of the prompt, before anything else.
     fn set_prompt_logprobs(&mut self, _: Vec<PromptLogprob>) {}
     /// As a stream: the first event of a choice.
