@@ -5,12 +5,13 @@ use std::io;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use nix::libc::{TIOCOUTQ, c_int, ioctl};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -86,11 +87,23 @@ impl Socket {
         Poll::Ready(())
     }
 
-    fn is_closed_by_peer(&self) -> bool {
-        let descriptor = match self {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        match self {
             Self::Tcp(stream) => stream.as_fd(),
             Self::Unix(stream) => stream.as_fd(),
-        };
+        }
+    }
+
+    /// Bytes that were sent and that the client has not taken.
+    fn waiting_bytes(&self) -> c_int {
+        let mut bytes: c_int = 0;
+        // SAFETY: the call writes one int, and the descriptor is open. After a failure it is still 0.
+        unsafe { ioctl(self.descriptor().as_raw_fd(), TIOCOUTQ, &mut bytes) };
+        bytes
+    }
+
+    fn is_closed_by_peer(&self) -> bool {
+        let descriptor = self.descriptor();
         let mut poll = [PollFd::new(
             descriptor,
             PollFlags::from_bits_retain(nix::libc::POLLRDHUP),
@@ -99,12 +112,19 @@ impl Socket {
     }
 }
 
-/// A socket with a limit on how long a write may wait.
+/// A socket with a limit on how long its client may take no byte while a write waits.
 pub struct Connection {
     socket: Arc<Socket>,
     limit: Duration,
     /// While a write waits.
-    stalled: Option<Pin<Box<Sleep>>>,
+    stalled: Option<Stall>,
+}
+
+struct Stall {
+    timer: Pin<Box<Sleep>>,
+    /// [`Socket::waiting_bytes`] when the timer began. The system reports that a socket takes bytes again only when
+    /// much of its buffer is free, for which a slow client may need longer than the limit.
+    waiting_bytes: c_int,
 }
 
 impl Connection {
@@ -126,10 +146,17 @@ impl Connection {
             self.stalled = None;
             return sent;
         }
-        let limit = self.limit;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(limit)));
-        ready!(stalled.as_mut().poll(context));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+        loop {
+            let stall = self.stalled.get_or_insert_with(|| Stall {
+                timer: Box::pin(sleep(self.limit)),
+                waiting_bytes: self.socket.waiting_bytes(),
+            });
+            ready!(stall.timer.as_mut().poll(context));
+            if self.socket.waiting_bytes() >= stall.waiting_bytes {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            self.stalled = None;
+        }
     }
 }
 
@@ -184,22 +211,57 @@ mod tests {
 
     use super::*;
 
+    fn runtime() -> tokio::runtime::Runtime {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().expect("a runtime")
+    }
+
+    impl Connection {
+        fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+            Pin::new(self).poll_write(context, &[0; 1 << 16])
+        }
+    }
+
+    #[test]
+    fn a_client_that_takes_bytes_slowly_is_not_left() {
+        runtime().block_on(async {
+            let (_client, server) = UnixStream::pair().expect("two sockets");
+            let socket = Arc::new(Socket::Unix(server));
+            let mut connection = Connection::new(Arc::clone(&socket), Duration::from_secs(3600));
+            let fill = |context: &mut Context<'_>| {
+                while connection.poll_fill(context).is_ready() {}
+                Poll::Ready(())
+            };
+            poll_fn(fill).await;
+            let waiting_bytes = socket.waiting_bytes();
+            assert!(waiting_bytes > 0);
+
+            // It has taken one byte by the end of the limit.
+            connection.stalled = Some(Stall {
+                timer: Box::pin(sleep(Duration::ZERO)),
+                waiting_bytes: waiting_bytes + 1,
+            });
+            let begins_again = |context: &mut Context<'_>| {
+                let sent = connection.poll_fill(context);
+                assert!(sent.is_pending(), "{sent:?}");
+                let stall = connection.stalled.as_ref().expect("a write waits");
+                match stall.waiting_bytes == waiting_bytes {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            };
+            poll_fn(begins_again).await;
+        });
+    }
+
     #[test]
     fn a_client_that_takes_no_byte_is_left_and_one_that_leaves_is_seen() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
-        runtime.block_on(async {
+        runtime().block_on(async {
             let (client, server) = UnixStream::pair().expect("two sockets");
             let socket = Arc::new(Socket::Unix(server));
             let mut connection = Connection::new(Arc::clone(&socket), Duration::from_millis(1));
-            let bytes = [0; 1 << 16];
             let error = loop {
-                let write = |context: &mut Context<'_>| {
-                    Pin::new(&mut connection).poll_write(context, &bytes)
-                };
-                if let Err(error) = poll_fn(write).await {
+                if let Err(error) = poll_fn(|context| connection.poll_fill(context)).await {
                     break error;
                 }
             };
