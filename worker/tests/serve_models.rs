@@ -235,6 +235,14 @@ fn requests_end_before_their_model_is_unloaded_or_the_server_ends() {
             while state(&served) != "unloading" {
                 std::thread::yield_now();
             }
+            // No counter has fallen, and the request is still there.
+            let metrics = served.get("/metrics").body;
+            for line in [
+                "worker_requests_running 1",
+                "worker_requests_accepted_total 1",
+            ] {
+                assert!(metrics.lines().any(|found| found == line), "{metrics}");
+            }
         }
 
         control.release();
@@ -244,6 +252,39 @@ fn requests_end_before_their_model_is_unloaded_or_the_server_ends() {
             assert_eq!(Reply::read(client).ok()["cut_requests"], 0);
         }
     }
+    assert_eq!(served.ended(), Ended::Drained);
+}
+
+#[test]
+fn a_server_that_ends_waits_for_a_model_that_is_being_unloaded() {
+    let (served, second) = served(|_| ());
+    load(&served);
+    let control = second.control.lock().expect("no panic").take();
+    let control = control.expect("is loaded");
+    control.hold();
+    let answer = served.begin(TEXT, &say("hi", "second"));
+    while !(served.get("/metrics").body).contains("worker_requests_running 1") {
+        std::thread::yield_now();
+    }
+    let mut unloading = served.connect();
+    let text = request(UNLOAD, &[], "");
+    unloading.write_all(text.as_bytes()).expect("it reads");
+    while state(&served) != "unloading" {
+        std::thread::yield_now();
+    }
+
+    served.stop();
+    while served.get("/health/ready").status != 503 {
+        std::thread::yield_now();
+    }
+
+    // It would have stopped to listen by then.
+    for _ in 0..500 {
+        assert_eq!(served.get("/health/ready").status, 503);
+    }
+    control.release();
+    assert_eq!(Reply::read(answer).ok()["choices"][0]["text"], "hi");
+    assert_eq!(Reply::read(unloading).ok()["cut_requests"], 0);
     assert_eq!(served.ended(), Ended::Drained);
 }
 

@@ -299,6 +299,8 @@ impl App {
 
     /// The counts of all models together, with those that were unloaded.
     pub fn stats(&self) -> Stats {
+        // Held, so that the counts of a model that is unloaded meanwhile are counted once.
+        let unloaded = self.unloaded.lock().unwrap_or_else(PoisonError::into_inner);
         let mut total = self.service.stats();
         for stats in self.models.loaded().iter().map(|app| app.service.stats()) {
             total.running += stats.running;
@@ -308,14 +310,14 @@ impl App {
             total.held_pages += stats.held_pages;
             add_counters(&mut total, &stats);
         }
-        let unloaded = self.unloaded.lock().unwrap_or_else(PoisonError::into_inner);
         add_counters(&mut total, &unloaded);
         total
     }
 
-    /// Keeps the counts of a model that is unloaded.
+    /// Keeps the counts of a model that is unloaded, in place of the model.
     pub fn keep_counts(&self, other: &Self) {
         let mut unloaded = self.unloaded.lock().unwrap_or_else(PoisonError::into_inner);
+        self.models.forget(other);
         add_counters(&mut unloaded, &other.service.stats());
     }
 

@@ -3,13 +3,13 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::{self, FromRequestParts, Path};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::Response;
@@ -17,6 +17,7 @@ use http_body::Frame;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 use worker_cuda::generate::Service;
+use worker_cuda::generate::service::State;
 
 use super::app::{App, ServedModel};
 use super::error::ApiError;
@@ -62,7 +63,8 @@ enum SlotState {
     Unloaded,
     Loading,
     Ready(Arc<App>),
-    Unloading,
+    /// Until its requests have ended; nothing after that.
+    Unloading(Weak<App>),
 }
 
 impl SlotState {
@@ -71,7 +73,16 @@ impl SlotState {
             Self::Unloaded => "unloaded",
             Self::Loading => "loading",
             Self::Ready(app) => app.state(),
-            Self::Unloading => "unloading",
+            Self::Unloading(_) => "unloading",
+        }
+    }
+
+    /// The model, while it has requests or may have.
+    fn app(&self) -> Option<Arc<App>> {
+        match self {
+            Self::Ready(app) => Some(Arc::clone(app)),
+            Self::Unloading(app) => app.upgrade(),
+            Self::Unloaded | Self::Loading => None,
         }
     }
 }
@@ -124,13 +135,21 @@ impl Models {
         self.0.iter().flat_map(|slot| &slot.loadable.names)
     }
 
-    /// Those that are loaded.
+    /// Those that are loaded, also while their last requests end.
     pub fn loaded(&self) -> Vec<Arc<App>> {
-        let ready = |slot: &Slot| match &*slot.lock() {
-            SlotState::Ready(app) => Some(Arc::clone(app)),
-            _ => None,
-        };
-        self.0.iter().filter_map(ready).collect()
+        self.0.iter().filter_map(|slot| slot.lock().app()).collect()
+    }
+
+    /// From now on this model, whose requests have ended, is not one of those that are loaded.
+    pub fn forget(&self, unloaded: &App) {
+        for slot in &self.0 {
+            let mut state = slot.lock();
+            if let SlotState::Unloading(app) = &mut *state
+                && std::ptr::eq(app.as_ptr(), unloaded)
+            {
+                *app = Weak::new();
+            }
+        }
     }
 
     /// The entries of `/v1/models`, or the one of a name.
@@ -154,18 +173,28 @@ impl Models {
     /// Ends all services, and lets go of them. Returns how many requests were cut short.
     pub fn close(&self, most: Duration) -> u32 {
         let apps = self.0.iter().filter_map(|slot| {
-            match std::mem::replace(&mut *slot.lock(), SlotState::Unloading) {
-                SlotState::Ready(app) => Some(app),
-                _ => None,
-            }
+            let mut state = slot.lock();
+            let app = state.app();
+            *state = SlotState::Unloading(app.as_ref().map_or_else(Weak::new, Arc::downgrade));
+            app
         });
         let apps: Vec<_> = apps.collect();
         for app in &apps {
             app.service.begin_drain(most);
         }
-        apps.iter().map(|app| app.service.drain(most)).sum()
+        let end = |app: &Arc<App>| {
+            // If the model is being unloaded, another thread waits for those of its service.
+            while !matches!(app.service.state(), State::Stopped | State::Lost) {
+                thread::sleep(STOP_PERIOD);
+            }
+            app.service.drain(most)
+        };
+        apps.iter().map(end).sum()
     }
 }
+
+/// How often a service that ends is asked whether it has ended.
+const STOP_PERIOD: Duration = Duration::from_millis(10);
 
 /// How long a client waits for a model that is not loaded.
 const RETRY: Duration = Duration::from_secs(10);
@@ -204,7 +233,7 @@ fn unknown_model(app: &App, name: &str) -> ApiError {
 /// `POST /v1/models/{id}/load`: a stream of events `progress`, and `loaded` or `error`. A client that leaves ends the
 /// loading.
 pub async fn load(
-    State(app): State<Arc<App>>,
+    extract::State(app): extract::State<Arc<App>>,
     ModelName(name): ModelName,
 ) -> Result<Response, ApiError> {
     let (sender, events) = mpsc::unbounded_channel();
@@ -306,24 +335,21 @@ impl Drop for Loading {
 
 /// `POST /v1/models/{id}/unload`: lets the requests of the model end, and answers when its memory is free.
 pub async fn unload(
-    State(app): State<Arc<App>>,
+    extract::State(app): extract::State<Arc<App>>,
     ModelName(name): ModelName,
 ) -> Result<Response, ApiError> {
     let slot = app.models.slot(&name);
     let slot = slot.ok_or_else(|| unknown_model(&app, &name))?;
     let unloaded = {
         let mut state = slot.lock();
-        match std::mem::replace(&mut *state, SlotState::Unloading) {
-            SlotState::Ready(app) => Some(app),
-            SlotState::Unloaded => {
-                *state = SlotState::Unloaded;
-                None
+        match &*state {
+            SlotState::Ready(app) => {
+                let app = Arc::clone(app);
+                *state = SlotState::Unloading(Arc::downgrade(&app));
+                Some(app)
             }
-            other => {
-                let error = slot.busy(&other);
-                *state = other;
-                return Err(error);
-            }
+            SlotState::Unloaded => None,
+            other => return Err(slot.busy(other)),
         }
     };
     let mut cut = 0;
