@@ -4,6 +4,7 @@
 use std::process::exit;
 use std::sync::{Mutex, PoisonError};
 
+use nix::sys::signal::{SigHandler, Signal, signal};
 use worker_cuda::CancelHandle;
 use worker_cuda::generate::CancelFlag;
 
@@ -25,10 +26,17 @@ static STATE: Mutex<State> = Mutex::new(State {
     interrupted: false,
 });
 
-/// Installs the handler; call once.
+/// Installs the handler; call once. SIGHUP does the same, unless it is ignored, as `nohup` has it.
 pub fn install() -> Outcome {
+    // SAFETY: an ignored signal runs no code.
+    let ignore_hangup = || unsafe { signal(Signal::SIGHUP, SigHandler::SigIgn) };
+    let before = ignore_hangup();
     ctrlc::set_handler(signalled)
-        .map_err(|error| Failure::new(format!("cannot handle Ctrl-C: {error}")))
+        .map_err(|error| Failure::new(format!("cannot handle Ctrl-C: {error}")))?;
+    if matches!(before, Ok(SigHandler::SigIgn)) {
+        let _ = ignore_hangup(); // it has succeeded before
+    }
+    Ok(())
 }
 
 fn signalled() {

@@ -178,6 +178,32 @@ fn a_server_needs_no_reader_of_its_output() {
 }
 
 #[test]
+fn a_server_that_ignores_hangups_does_not_end() {
+    let model = write("nohup.gguf", &file_that_answers("A", None));
+    let mut command = Command::new("sh");
+    // As nohup does.
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_worker-orcd"));
+    command.args(["serve", &model, "--backend", "host", "--port", "0"]);
+    let (mut child, url) = listen(&mut command);
+    let address = url.strip_prefix("http://").expect(&url);
+
+    let id = child.id().to_string();
+    let signal = Command::new("kill").args(["-HUP", &id]).status();
+    assert!(signal.expect("kill").success());
+
+    // It would have ended by then.
+    for _ in 0..500 {
+        let mut client = TcpStream::connect(address).expect("it listens");
+        let ready = request("GET /health/ready", &[], "");
+        client.write_all(ready.as_bytes()).expect("it reads");
+        assert_eq!(Reply::read(client).status, 200);
+    }
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}
+
+#[test]
 fn what_the_library_warns_of_is_in_the_log() {
     let file = file_that_answers("A", None).tensor_f32("left_over.weight", &[32], &[0.0; 32]);
     let model = write("left_over.gguf", &file);
