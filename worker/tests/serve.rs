@@ -463,6 +463,9 @@ fn texts_become_tokens_and_back() {
     }
     let both = served.post("/tokenize", &json!({ "content": "hi", "messages": [] }));
     both.assert_error(400, "invalid_value", Some("messages"));
+    let missing = served.post("/tokenize", &json!({ "text": "a" }));
+    let message = missing.assert_error(400, "missing_required_parameter", Some("content"));
+    assert_eq!(message, "content, prompt or messages is required");
     let missing = served.post("/detokenize", &json!({}));
     missing.assert_error(400, "missing_required_parameter", Some("tokens"));
     let unknown = served.post("/detokenize", &json!({ "tokens": [4_000_000_000u32] }));

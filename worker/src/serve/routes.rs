@@ -126,6 +126,13 @@ async fn tokenize(
             return Err(ApiError::invalid("messages", message));
         }
         Some(text) => Prompt::Text(text),
+        None if !fields.has("messages") => {
+            let (code, message) = (
+                "missing_required_parameter",
+                "content, prompt or messages is required",
+            );
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, code, message).with_param("content"));
+        }
         None => Prompt::Chat(conversation(&app, &mut fields, &mut unknown)?.0),
     };
     unknown.extend(fields.unknown());
