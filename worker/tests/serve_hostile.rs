@@ -1058,6 +1058,16 @@ fn a_file_that_is_no_socket_stays() {
 }
 
 #[test]
+fn a_path_to_which_no_client_can_connect_is_refused() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("s".repeat(120));
+    let refused = std::panic::catch_unwind(|| {
+        Served::with(|setup| setup.address = Address::Unix(path.clone()))
+    });
+    assert!(refused.is_err());
+    assert!(!path.exists());
+}
+
+#[test]
 fn one_request_cannot_make_the_steps_of_all_fail() {
     let served = Served::with(Setup::endless);
     let other = served.begin(CHAT, &with(say("on"), "max_tokens", json!(2000)));

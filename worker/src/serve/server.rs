@@ -5,7 +5,9 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::os::unix::net::{
+    SocketAddr as UnixAddress, UnixListener as StdUnixListener, UnixStream as StdUnixStream,
+};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -190,6 +192,7 @@ fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
         StdUnixStream::connect(path)
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     };
+    UnixAddress::from_pathname(path)?; // a longer one could be linked, and no client could connect to it
     if identity(path).is_some() && is_stale() {
         fs::remove_file(path)?;
     }
