@@ -1,10 +1,10 @@
 //! What is dropped inside a callback of the library is released when the call that runs it returns.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use worker_cuda::{
-    Backend, CudaContext, ErrorKind, Failover, FailoverMode, Gguf, GpuCompute, KernelSpec, Purpose,
-    log,
+    AllocationId, Backend, BackendInstance, CudaContext, CudaVramAllocator, ErrorKind, Failover,
+    FailoverMode, Gguf, GpuCompute, KernelSpec, Purpose, SafeCudaPtr, log,
 };
 
 fn held(context: &CudaContext) -> u64 {
@@ -119,4 +119,31 @@ fn a_reader_may_drop_buffers() {
 
     assert_eq!(opened.unwrap_err().kind(), ErrorKind::Malformed);
     assert_eq!(held(&context), 0);
+}
+
+#[test]
+fn a_trace_may_use_the_buffer_of_the_call_that_it_traces() {
+    let buffer = Arc::new(OnceLock::<(CudaVramAllocator, AllocationId, SafeCudaPtr<u8>)>::new());
+    let errors = Arc::new(Mutex::new(Vec::new()));
+    let (traced, seen) = (buffer.clone(), errors.clone());
+    let instance = BackendInstance::builder(Backend::Host).trace(move |_| {
+        if let Some((allocator, id, buffer)) = traced.get() {
+            let reads = [buffer.to_vec(), allocator.copy_from_vram(*id, 0, 1)];
+            seen.lock()
+                .unwrap()
+                .extend(reads.map(|read| read.unwrap_err().kind()));
+        }
+    });
+    let context = instance.open().unwrap().context().unwrap();
+    let allocator = CudaVramAllocator::with_context(context.clone());
+    let id = allocator.allocate(1).unwrap();
+    let memory = context.alloc_from(&[7u8]).unwrap();
+    let (allocator, id, memory) = buffer.get_or_init(|| (allocator, id, memory));
+
+    assert_eq!(memory.to_vec().unwrap(), [7]);
+    assert_eq!(allocator.copy_from_vram(*id, 0, 1).unwrap(), [0]);
+
+    let errors = errors.lock().unwrap();
+    assert!(errors.len() >= 4, "{errors:?}");
+    assert!(errors.iter().all(|kind| *kind == ErrorKind::Reentrant));
 }

@@ -114,3 +114,40 @@ fn strides_leave_what_lies_between_and_streams_are_waited_for() {
     ];
     assert_eq!(c.to_vec().unwrap(), expected);
 }
+
+#[test]
+fn threads_share_operands_with_products_kernels_and_copies() {
+    let context = CudaContext::host().unwrap();
+    let ones = [1.0f32; 64 * 64];
+    let (x, weights) = (context.alloc_from(&ones), context.alloc_from(&ones));
+    let (x, weights) = (&x.unwrap(), &weights.unwrap());
+    let mut shared = context.alloc::<f32>(64 * 64).unwrap();
+    let n = 64 * 64u32;
+    let shared_args = &[GpuArg::from(x), (&mut shared).into(), n.into()];
+
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let context = &context;
+            scope.spawn(move || {
+                let mut c = context.alloc::<f32>(64 * 64).unwrap();
+                for _ in 0..50 {
+                    let product = context.gemm(GemmType::F32, 64, 64, 64);
+                    // In another order on every other thread.
+                    match thread % 2 {
+                        0 => product.run(x, weights, &mut c).unwrap(),
+                        _ => product.run(weights, x, &mut c).unwrap(),
+                    }
+                    assert_eq!(c.to_vec().unwrap(), [64.0; 64 * 64]);
+                    let args = [GpuArg::from(weights), (&mut c).into(), n.into()];
+                    let relu = |args: &[GpuArg<'_>]| {
+                        context.run_builtin("relu", ElementType::F32, args, None)
+                    };
+                    relu(&args).unwrap();
+                    relu(shared_args).unwrap();
+                    assert_eq!(c.to_vec().unwrap(), ones);
+                    assert_eq!(weights.to_vec().unwrap(), ones);
+                }
+            });
+        }
+    });
+}

@@ -1,6 +1,6 @@
 //! Built-in kernels, which every context can run by name, and a network of linear layers.
 
-use crate::compute::module::{GpuArg, natives};
+use crate::compute::module::{GpuArg, natives, take_turns};
 use crate::core::context::CudaContext;
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::memory::SafeCudaPtr;
@@ -158,6 +158,7 @@ impl CudaContext {
         stream: Option<&Stream>,
     ) -> Result<()> {
         let natives = natives(args)?;
+        let _turns = take_turns(args)?;
         // SAFETY: the arguments point into `args`, which lives; the kernels keep to their signatures,
         // which are checked.
         call(|error| unsafe {

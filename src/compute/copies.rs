@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::host::timed_launch;
 use super::runnable::Runnable;
 use crate::compute::module::{GpuArg, Value};
+use crate::core::callback::lock_outside_callbacks;
 use crate::core::context::CudaContext;
 use crate::core::error::{Result, call};
 use crate::core::memory::SafeCudaPtr;
@@ -32,7 +33,6 @@ impl<'a> Copies<'a> {
     }
 
     /// Runs a kernel of the copies' context on the copies. On CUDA it is queued, and reading a copy waits for it.
-    /// for it.
     pub(super) fn run(&self, kernel: &Runnable) -> Result<(ffi::wcuda_run_info, Duration)> {
         kernel.check(self.args)?;
         // SAFETY: the arguments are checked; nobody else has the copies.
@@ -82,11 +82,13 @@ fn window_bytes(arg: &GpuArg<'_>) -> Result<Vec<u8>> {
         buffer,
         offset,
         bytes,
+        turn,
         ..
     } = arg.value
     else {
         return Ok(Vec::new());
     };
+    let _turn = lock_outside_callbacks(turn)?;
     let mut data = vec![0u8; bytes as usize];
     // SAFETY: `data` has that many bytes; the library checks the window's bounds.
     call(|error| unsafe {

@@ -1,7 +1,7 @@
 //! Matrix products: `c = activation(alpha · op(a) · op(b) + beta · c + bias)`, row-major.
 
 use crate::compute::catalogue::ElementType;
-use crate::compute::module::{GpuArg, Value, natives};
+use crate::compute::module::{GpuArg, Value, natives, take_turns};
 use crate::core::context::CudaContext;
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::stream::{Stream, native};
@@ -240,6 +240,7 @@ impl<'a> Gemm<'a> {
             check(arg, name, wanted)?;
         }
         let natives = natives(&args)?;
+        let _turns = take_turns(&args)?;
         // SAFETY: the arguments point into `args`, which lives; sizes are checked by the library, and that
         // `c` is borrowed as `&mut` by `check`.
         call(|error| unsafe {

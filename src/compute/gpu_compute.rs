@@ -401,7 +401,8 @@ impl GpuCompute {
 
     /// Runs a registered kernel and waits. This is safe: arguments are checked against the signature, and whoever
     /// declared the device code guaranteed that it keeps to the signature. After [`ErrorKind::Timeout`] the kernel
-    /// may still be using its arguments.
+    /// may still be using its arguments. [`ErrorKind::Busy`] while another thread uses one of the buffers, unless the kernel
+    /// is built in.
     pub fn run(&self, name: &str, args: &[GpuArg<'_>]) -> Result<ExecutionResult> {
         let found = self.find(name)?;
         let Registered::Described(kernel) = &*found else {

@@ -24,9 +24,10 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::compute::program::{Program, code_pointer};
+use crate::core::callback::lock_outside_callbacks;
 use crate::core::context::CudaContext;
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::memory::{DeviceRepr, SafeCudaPtr};
@@ -289,6 +290,8 @@ pub(crate) enum Value<'a> {
         bytes: u64,
         element_bytes: u64,
         is_mutable: bool,
+        /// Of the buffer.
+        turn: &'a Mutex<()>,
     },
 }
 
@@ -349,6 +352,7 @@ impl<'a> GpuArg<'a> {
             bytes,
             element_bytes: size_of::<T>() as u64,
             is_mutable: false,
+            turn: buffer.turn(),
         })
     }
 
@@ -364,6 +368,7 @@ impl<'a> GpuArg<'a> {
             bytes,
             element_bytes: size_of::<T>() as u64,
             is_mutable,
+            turn: buffer.turn(),
         })
     }
 
@@ -382,6 +387,7 @@ impl<'a> GpuArg<'a> {
                     bytes,
                     element_bytes,
                     is_mutable,
+                    turn,
                 },
                 target,
             ) => Value::Window {
@@ -390,6 +396,7 @@ impl<'a> GpuArg<'a> {
                 bytes: *bytes,
                 element_bytes: *element_bytes,
                 is_mutable: *is_mutable,
+                turn: target.map_or(*turn, SafeCudaPtr::turn),
             },
         })
     }
@@ -495,6 +502,20 @@ pub(crate) fn natives(args: &[GpuArg<'_>]) -> Result<Vec<ffi::wcuda_argument>> {
     args.iter().map(GpuArg::to_native).collect()
 }
 
+/// Waits until no other thread uses the buffers of these arguments. For calls that run no code of the caller: a host
+/// function that waits for a thread that reads the same buffer would wait for ever.
+pub(crate) fn take_turns<'a>(args: &'a [GpuArg<'_>]) -> Result<Vec<MutexGuard<'a, ()>>> {
+    let turns = args.iter().filter_map(|arg| match arg.value {
+        Value::Window { turn, .. } => Some(turn),
+        _ => None,
+    });
+    let mut turns: Vec<&Mutex<()>> = turns.collect();
+    // In the same order on all threads, each once.
+    turns.sort_by_key(|turn| std::ptr::from_ref(*turn));
+    turns.dedup_by_key(|turn| std::ptr::from_ref(*turn));
+    turns.into_iter().map(lock_outside_callbacks).collect()
+}
+
 /// A kernel of a module, ready to be launched.
 ///
 /// ```no_run
@@ -545,7 +566,7 @@ impl CudaFunction {
     }
 
     /// Queues the kernel and does not wait. Number and sizes of the arguments, the configuration and the buffers are
-    /// checked before the driver is called.
+    /// checked before the driver is called. [`ErrorKind::Busy`] while another thread uses one of the buffers.
     ///
     /// # Safety
     /// Device code is not checked: it must stay within the windows of its arguments, write only those passed as

@@ -1,7 +1,7 @@
 //! A kernel together with the descriptor that its arguments are checked against.
 
 use super::spec::check_types;
-use crate::compute::module::{CudaFunction, GpuArg};
+use crate::compute::module::{CudaFunction, GpuArg, take_turns};
 use crate::compute::registry::{Descriptor, ParamSpec, Registry};
 use crate::core::context::CudaContext;
 use crate::core::error::Result;
@@ -16,6 +16,8 @@ pub(super) struct Runnable {
     params: Vec<ParamSpec>,
     /// None for kernels of the catalogue, and if there is no code for this backend.
     function: Option<CudaFunction>,
+    /// Of the catalogue.
+    is_builtin: bool,
     context: CudaContext,
 }
 
@@ -34,6 +36,7 @@ impl Runnable {
             id,
             params: descriptor.params.clone(),
             function,
+            is_builtin: false,
             context: context.clone(),
         })
     }
@@ -47,6 +50,7 @@ impl Runnable {
             id,
             params: Vec::new(),
             function: None,
+            is_builtin: true,
             context: context.clone(),
         })
     }
@@ -74,6 +78,10 @@ impl Runnable {
     /// [`Runnable::check`] has accepted the arguments. Device code conforms to the descriptor, and nothing else uses
     /// the buffers until the run has finished on the context's own stream.
     pub(super) unsafe fn run(&self, args: &[GpuArg<'_>]) -> Result<ffi::wcuda_run_info> {
+        let _turns = match self.is_builtin {
+            true => take_turns(args)?,
+            false => Vec::new(),
+        };
         // SAFETY: by this function's contract.
         unsafe { self.registry.run(self.id, args) }
     }

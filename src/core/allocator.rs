@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::core::callback::lock_outside_callbacks;
 use crate::core::context::CudaContext;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ledger::Purpose;
@@ -98,19 +99,19 @@ impl CudaVramAllocator {
     /// Writes `source` at byte `offset`.
     pub fn copy_to_vram(&self, id: AllocationId, offset: u64, source: &[u8]) -> Result<()> {
         let buffer = self.find(id)?;
-        lock(&buffer).write_at(index(offset), source)
+        lock_outside_callbacks(&buffer)?.write_at(index(offset), source)
     }
 
     /// Reads `size` bytes at byte `offset`.
     pub fn copy_from_vram(&self, id: AllocationId, offset: u64, size: u64) -> Result<Vec<u8>> {
         let buffer = self.find(id)?;
-        lock(&buffer).read_at(index(offset), index(size))
+        lock_outside_callbacks(&buffer)?.read_at(index(offset), index(size))
     }
 
     /// Size of an allocation, as requested.
     pub fn size_of(&self, id: AllocationId) -> Result<u64> {
         let buffer = self.find(id)?;
-        Ok(lock(&buffer).size())
+        Ok(lock_outside_callbacks(&buffer)?.size())
     }
 
     /// Number of live allocations.

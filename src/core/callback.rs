@@ -2,7 +2,10 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::core::error::Result;
+use crate::core::version::build_info;
 
 /// Holds the first panic of a callback. Callbacks may run on several threads at once.
 #[derive(Default)]
@@ -48,6 +51,19 @@ impl ParkedPanic {
 pub(crate) fn discard(payload: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(again);
+    }
+}
+
+/// Locks a mutex that is held during native calls. Inside a callback of the library this does not wait but returns the
+/// error of every call there: the thread itself may hold the lock, in the call that runs the callback.
+pub(crate) fn lock_outside_callbacks<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Ok(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => {
+            build_info()?;
+            Ok(mutex.lock().unwrap_or_else(PoisonError::into_inner))
+        }
     }
 }
 

@@ -4,8 +4,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use crate::core::callback::lock_outside_callbacks;
 use crate::core::context::CudaContext;
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::ledger::Purpose;
@@ -60,7 +61,8 @@ device_repr! {
 
 /// `len` elements of device memory. Every access is checked against its bounds; offsets count elements. Copies
 /// wait until they are done, so nothing borrowed stays in use. Concurrent reads from several threads are
-/// serialized.
+/// serialized: copies, digests, kernels of the catalogue and matrix products. Other kernels do not wait: their launch,
+/// and a read while their host function runs, is [`ErrorKind::Busy`] if another thread uses the buffer.
 ///
 /// ```
 /// # fn main() -> worker_cuda::Result<()> {
@@ -365,7 +367,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
     /// Reads `target.len()` elements, starting at `offset`.
     pub fn read_into(&self, offset: usize, target: &mut [T]) -> Result<()> {
         let (offset, bytes) = self.byte_range(offset, target.len())?;
-        let _turn = self.take_turn();
+        let _turn = self.take_turn()?;
         // SAFETY: `target` is valid for `bytes` bytes, and every bit pattern is a `T`.
         call(|error| unsafe {
             ffi::wcuda_buffer_read(
@@ -403,7 +405,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
     ) -> Result<()> {
         let (target_offset, bytes) = self.byte_range(offset, len)?;
         let (source_offset, _) = source.byte_range(source_offset, len)?;
-        let _turn = source.take_turn();
+        let _turn = source.take_turn()?;
         // SAFETY: `&mut` holds the target, the turn the source.
         call(|error| unsafe {
             ffi::wcuda_buffer_copy(
@@ -431,7 +433,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
     /// BLAKE3 of the elements' bytes in `range`, computed on the device.
     pub fn digest(&self, range: Range<usize>) -> Result<[u8; 32]> {
         let (offset, bytes) = self.checked_range(&range)?;
-        let _turn = self.take_turn();
+        let _turn = self.take_turn()?;
         let mut digest = [0; 32];
         // SAFETY: `digest` has the 32 bytes that are written.
         call(|error| unsafe {
@@ -447,7 +449,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         let (offset, bytes) = self.checked_range(&range)?;
         let count = bytes.div_ceil(ffi::WCUDA_DIGEST_PIECE_BYTES);
         let mut pieces = vec![[0; 32]; count as usize];
-        let _turn = self.take_turn();
+        let _turn = self.take_turn()?;
         // SAFETY: `pieces` has the room that is said.
         call(|error| unsafe {
             ffi::wcuda_buffer_digest_pieces(
@@ -468,8 +470,14 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         self.handle
     }
 
-    pub(crate) fn take_turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Held by a thread that reads the buffer.
+    pub(crate) fn turn(&self) -> &Mutex<()> {
+        &self.turn
+    }
+
+    /// Waits until no other thread reads the buffer.
+    pub(crate) fn take_turn(&self) -> Result<MutexGuard<'_, ()>> {
+        lock_outside_callbacks(&self.turn)
     }
 
     pub(crate) fn checked_range(&self, range: &Range<usize>) -> Result<(u64, u64)> {

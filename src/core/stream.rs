@@ -320,7 +320,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
     ) -> Result<PendingCopy<T>> {
         let (offset, bytes) = self.byte_range(offset, target.len())?;
         PendingCopy::start(self.context(), target, |pinned, event| {
-            let _turn = self.take_turn();
+            let _turn = self.take_turn()?;
             // SAFETY: as above; nobody reads the target meanwhile.
             call(|error| unsafe {
                 ffi::wcuda_buffer_read_async(
