@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use worker_cuda::generate::service::*;
-use worker_cuda::generate::{Draft, Service};
+use worker_cuda::generate::{Draft, NgramDraft, Service};
 use worker_cuda::{EngineOptions, Model, Sampling, Token};
 
 use drafted::{ngrams, oracle, outputs, requests};
@@ -164,5 +164,56 @@ fn sources_that_panic_or_guess_nonsense_change_nothing() {
     let drafting = Drafting::new(4, || Box::new(Broken(0)));
     let service = start(&model, &engine_options(), Some(drafting));
     assert_eq!(outputs(&service, &requests).0, plain);
+    finish(service);
+}
+
+/// Panics when it is asked, and then again with what it has panicked with, and when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("a drop that panics");
+    }
+}
+
+impl Draft for Bomb {
+    fn begin(&mut self, _: &[Token], _: &[Token]) {}
+
+    fn draft(&mut self, _: &[Token], _: usize, _: &mut Vec<Token>) {
+        std::panic::panic_any(Bomb);
+    }
+}
+
+#[test]
+fn sources_and_observers_whose_drops_panic_change_nothing() {
+    let model = tiny();
+    let requests = requests();
+    let service = start(&model, &engine_options(), None);
+    let (plain, _) = outputs(&service, &requests);
+    finish(service);
+    let mut options = Options::default();
+    options.end_tokens = vec![END];
+    options.clock = Clock::manual();
+    options.drafting = Some(Drafting::new(4, || Box::new(Bomb)));
+    options.observer = Some(Arc::new(|_: Observation<'_>| std::panic::panic_any(Bomb)));
+    let engine = ModelEngine::new(&model, &engine_options().max_draft_tokens(20)).unwrap();
+    let service = Service::start(engine, Some(tokenizer()), options).unwrap();
+    assert_eq!(outputs(&service, &requests).0, plain);
+    assert_eq!(service.state(), State::Ready);
+    finish(service);
+}
+
+#[test]
+fn no_number_of_guesses_is_too_large() {
+    let model = tiny();
+    let requests = requests();
+    let service = start(&model, &engine_options(), None);
+    let (plain, _) = outputs(&service, &requests);
+    finish(service);
+    let drafting = Drafting::new(usize::MAX, || Box::new(NgramDraft::new()));
+    let service = start(&model, &engine_options(), Some(drafting));
+    let (drafted, usage) = outputs(&service, &requests);
+    assert_eq!(drafted, plain);
+    assert!(usage.accepted_draft_tokens > 0, "{usage:?}");
     finish(service);
 }

@@ -5,10 +5,9 @@
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use crate::core::callback::{ParkedPanic, discard};
+use crate::core::callback::{ParkedPanic, caught};
 use crate::core::context::CudaContext;
 use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result, call};
@@ -354,14 +353,11 @@ fn milliseconds(duration: Duration) -> u64 {
 unsafe extern "C" fn report(user: *mut c_void, event: *const ffi::wcuda_failover_event) {
     // SAFETY: `user` is the listener, which outlives the failover; the event lives through this call.
     let (listener, event) = unsafe { (&*user.cast::<Listener>(), &*event) };
-    let reported = catch_unwind(AssertUnwindSafe(|| {
+    caught(|| {
         if let Some(event) = FailoverEvent::from_native(event) {
             listener(&event);
         }
-    }));
-    if let Err(payload) = reported {
-        discard(payload);
-    }
+    });
 }
 
 /// The body of a call, and its last result.

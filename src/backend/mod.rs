@@ -22,9 +22,8 @@ pub use crate::core::backends::{BackendEntry, backends};
 
 use std::ffi::c_void;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::core::callback::discard;
+use crate::core::callback::caught;
 use crate::core::context::CudaContext;
 use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result, call};
@@ -348,10 +347,8 @@ unsafe extern "C" fn trace_line(user: *mut c_void, line: ffi::wcuda_string) {
     let trace = unsafe { &*user.cast::<Trace>() };
     // SAFETY: the line lives through this call.
     let bytes = unsafe { as_bytes(line) };
-    if let Ok(text) = std::str::from_utf8(bytes)
-        && let Err(payload) = catch_unwind(AssertUnwindSafe(|| trace(text)))
-    {
-        discard(payload);
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        caught(|| trace(text));
     }
 }
 

@@ -3,14 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::spec::kind_of;
 use crate::compute::module::CudaFunction;
 use crate::compute::registry::ParamSpec;
-use crate::core::callback::{ParkedPanic, discard};
+use crate::core::callback::{ParkedPanic, caught};
 use crate::core::context::CudaContext;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::memory::DeviceRepr;
@@ -180,9 +179,7 @@ unsafe extern "C" fn release_host_function(user: *mut c_void) {
     // SAFETY: by this function's contract.
     let host = unsafe { Arc::from_raw(user.cast_const().cast::<HostFunction>()) };
     // What the closure has captured may panic when it is dropped.
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(host))) {
-        discard(payload);
-    }
+    caught(|| drop(host));
 }
 
 thread_local! {

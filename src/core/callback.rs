@@ -47,8 +47,19 @@ impl ParkedPanic {
     }
 }
 
+/// Runs code of the caller that nobody waits for; None after a panic, whose payload is dropped. Never unwinds.
+pub(crate) fn caught<R>(body: impl FnOnce() -> R) -> Option<R> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(value) => Some(value),
+        Err(payload) => {
+            discard(payload);
+            None
+        }
+    }
+}
+
 /// Drops a panic's payload; the drop may itself panic.
-pub(crate) fn discard(payload: Box<dyn Any + Send>) {
+fn discard(payload: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(again);
     }
@@ -80,5 +91,17 @@ mod tests {
         let payload = catch_unwind(AssertUnwindSafe(|| parked.resume())).unwrap_err();
         assert_eq!(payload.downcast_ref::<&str>(), Some(&"first"));
         parked.resume();
+    }
+
+    #[test]
+    fn a_payload_that_panics_when_it_is_dropped_ends_there() {
+        struct Payload;
+        impl Drop for Payload {
+            fn drop(&mut self) {
+                panic!("dropped");
+            }
+        }
+        assert_eq!(caught(|| 7), Some(7));
+        assert!(caught(|| -> i32 { std::panic::panic_any(Payload) }).is_none());
     }
 }

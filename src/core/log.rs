@@ -2,10 +2,9 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::core::callback::discard;
+use crate::core::callback::caught;
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::native_text::as_bytes;
 use crate::ffi;
@@ -60,7 +59,7 @@ thread_local! {
 
 /// Passes every record of `level` or more severe to `sink(level, target, message)` and replaces the previous sink.
 /// `target` names the component that logs ("model", "vram"). The sink runs on the thread that logs, possibly on
-/// several at once; calls into this crate from inside it fail with [`ErrorKind::Reentrant`], and a panic in it is
+/// several at once; calls into this crate from inside it may fail with [`ErrorKind::Reentrant`], and a panic in it is
 /// swallowed.
 ///
 /// ```
@@ -102,11 +101,8 @@ fn pass(sink: impl FnOnce()) {
     if IN_SINK.replace(true) {
         return;
     }
-    let outcome = catch_unwind(AssertUnwindSafe(sink));
+    caught(sink);
     IN_SINK.set(false);
-    if let Err(payload) = outcome {
-        discard(payload);
-    }
 }
 
 /// Passes records to `tracing`, as events of target `worker_cuda` with the component in field `part`.

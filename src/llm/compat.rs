@@ -11,12 +11,11 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fs::{self, Metadata};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use crate::core::callback::discard;
+use crate::core::callback::caught;
 use crate::ffi;
 use crate::llm::gguf::Gguf;
 use crate::llm::text::{EncodeOptions, Tokenizer};
@@ -116,13 +115,7 @@ fn path_of(path: &CStr) -> Option<PathBuf> {
 
 /// Runs a callback's body; a panic or None is a failure.
 fn guard(body: impl FnOnce() -> Option<i32>) -> i32 {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(value) => value.unwrap_or(ffi::WCUDA_COMPAT_FAILED),
-        Err(payload) => {
-            discard(payload);
-            ffi::WCUDA_COMPAT_FAILED
-        }
-    }
+    caught(body).flatten().unwrap_or(ffi::WCUDA_COMPAT_FAILED)
 }
 
 unsafe extern "C" fn encode(

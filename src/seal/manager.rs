@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::Read;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -17,6 +16,7 @@ use super::error::{VramError, VramResult};
 use super::shard::{SealedShard, check_id};
 use super::signature::SealKey;
 use super::view::{SealedReader, SealedView};
+use crate::core::callback::caught;
 use crate::core::context::CudaContext;
 use crate::core::error::ErrorKind;
 use crate::core::ledger::Purpose;
@@ -724,8 +724,8 @@ impl Audit {
     ) {
         let Some(sink) = &self.sink else { return };
         let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = catch_unwind(AssertUnwindSafe(|| call(sink.as_mut())));
-        if matches!(outcome, Ok(Ok(()))) {
+        let outcome = caught(|| call(sink.as_mut()));
+        if matches!(outcome, Some(Ok(()))) {
             return;
         }
         self.emit_failures.fetch_add(1, Ordering::Relaxed);

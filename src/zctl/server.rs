@@ -8,7 +8,6 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::frame::{CAPABILITY_HEADER_BYTES, CAPABILITY_MAGIC, HEADER_BYTES, MAGIC, VERSION};
 use super::session::{Session, SessionOptions};
 use crate::compute::GpuCompute;
-use crate::core::callback::discard;
+use crate::core::callback::caught;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::ffi;
 
@@ -351,7 +350,7 @@ impl Listener {
         let served = Arc::clone(&stopping);
         let thread = thread::Builder::new().spawn(move || {
             // What answers may panic: the connection ends all the same.
-            let _ = catch_unwind(AssertUnwindSafe(|| server.serve(&mut stream))).map_err(discard);
+            caught(|| server.serve(&mut stream));
             // The clone in the list would keep the connection open.
             let _ = stream.shutdown(Shutdown::Both);
             served.streams().remove(&number);

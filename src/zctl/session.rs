@@ -2,10 +2,9 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::compute::{GpuCompute, forget_failures};
-use crate::core::callback::discard;
+use crate::core::callback::caught;
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::native_text::as_native;
 use crate::ffi;
@@ -295,9 +294,7 @@ unsafe extern "C" fn on_record(user: *mut c_void, record: *const ffi::wcuda_zctl
     if record.kind == ffi::WCUDA_ZCTL_CLOSED {
         // SAFETY: the last call; the box is that of `create`.
         let recorder = unsafe { Box::from_raw(recorder) };
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(recorder))) {
-            discard(payload);
-        }
+        caught(|| drop(recorder));
         return;
     }
     let bytes = if record.bytes == 0 {
@@ -315,7 +312,5 @@ unsafe extern "C" fn on_record(user: *mut c_void, record: *const ffi::wcuda_zctl
     };
     // SAFETY: calls of a session do not overlap, so nobody else uses the recorder.
     let recorder = unsafe { &mut *recorder };
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| recorder(record))) {
-        discard(payload);
-    }
+    caught(|| recorder(record));
 }

@@ -1,13 +1,13 @@
 //! Masks of drafts: follows guesses with a copy of the state of a rule, one after the other, so that a step can verify
 //! them. Masks of next tokens come first; a row whose drafts have no masks yet does without them.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::constraint::ConstraintState;
 use super::guide::{Frame, Guide, Stop, TimeLeft, allows};
 use super::state::Core;
+use crate::core::callback::caught;
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
 use crate::scheduler::RequestId;
@@ -82,15 +82,15 @@ impl AheadJob {
     /// Follows one more guess.
     pub fn follow(&mut self) {
         let guess = self.guesses[self.taken];
-        let followed = catch_unwind(AssertUnwindSafe(|| {
+        let followed = caught(|| {
             if self.taken == 0 {
                 self.stop.arm(self.state.stopper());
             }
             self.state.advance(guess)?;
             self.frame.mask(&mut *self.state, None)
-        }));
+        });
         self.mask = match followed {
-            Ok(Ok(Some(mask))) => mask,
+            Some(Ok(Some(mask))) => mask,
             _ => return self.mask.clear(),
         };
         self.taken += 1;
@@ -117,8 +117,8 @@ impl Fork {
     pub fn of(state: &dyn ConstraintState, guesses: &[Token], frame: &Frame, mask: &[u32]) -> Self {
         match guesses.first() {
             Some(&guess) if allows(mask, guess) && !frame.ends_at(guess) => {
-                let fork = catch_unwind(AssertUnwindSafe(|| state.fork()));
-                fork.ok().flatten().map_or(Self::Impossible, Self::State)
+                let fork = caught(|| state.fork());
+                fork.flatten().map_or(Self::Impossible, Self::State)
             }
             _ => Self::Unwanted,
         }

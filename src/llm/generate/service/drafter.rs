@@ -1,7 +1,6 @@
 //! Guesses the next tokens of each choice.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -9,8 +8,10 @@ use super::engine::StepEngine;
 use super::guide::Guide;
 use super::request::Request;
 use super::state::{Choice, Core, Shared};
+use crate::core::callback::caught;
 use crate::llm::engine::{Token, TokenFeatures};
 use crate::llm::generate::Draft;
+use crate::llm::step;
 use crate::scheduler::RequestId;
 
 /// What guesses the next tokens of the answers of a service: prompt lookup for example, or a
@@ -30,11 +31,14 @@ pub struct Drafting {
 }
 
 impl Drafting {
-    /// At most `most` guesses for a row, of the source that `make` returns for each choice. A source that panics guesses
-    /// nothing more.
+    /// At most `most` guesses for a row, and [`MAX_DRAFTS`](crate::Row::MAX_DRAFTS), of the source that `make` returns for
+    /// each choice. A source that panics guesses nothing more.
+    ///
+    /// The service may hold a lock while it calls [`is_computed`](Draft::is_computed) or drops a source. These must not
+    /// call the service.
     pub fn new(most: usize, make: impl Fn() -> Box<dyn Draft> + Send + Sync + 'static) -> Self {
         Self {
-            most,
+            most: most.min(step::Row::MAX_DRAFTS),
             make: Arc::new(make),
         }
     }
@@ -50,14 +54,15 @@ impl Drafting {
             return Vec::new();
         }
         let begin = |choice: u32| {
-            let mut source = (self.make)();
-            source.begin(prompt, prediction);
-            source.sample_like(&request.sampling_of(choice));
-            source
+            let mut source = Source(Some((self.make)()));
+            let draft = source.0.as_mut()?;
+            draft.begin(prompt, prediction);
+            draft.sample_like(&request.sampling_of(choice));
+            Some(source)
         };
         let drafter = |choice| {
             Some(Drafter {
-                source: catch_unwind(AssertUnwindSafe(|| begin(choice))).ok()?,
+                source: caught(|| begin(choice)).flatten()?,
                 tokens: prompt.to_vec(),
                 first: prompt.len() + request.min_tokens as usize,
                 most: self.most,
@@ -75,9 +80,19 @@ impl fmt::Debug for Drafting {
     }
 }
 
+/// A caller's source, whose drop may panic. None after it was dropped.
+struct Source(Option<Box<dyn Draft>>);
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let source = self.0.take();
+        caught(|| drop(source));
+    }
+}
+
 /// The source of one choice, with the text so far.
 pub(super) struct Drafter {
-    source: Box<dyn Draft>,
+    source: Source,
     tokens: Vec<Token>,
     /// Length from which on all tokens are sampled alike.
     first: usize,
@@ -94,8 +109,8 @@ impl Drafter {
 
     /// Guesses that the source computes at any time; 0 if it looks them up.
     pub fn most_computed(&self) -> u32 {
-        let is_computed = catch_unwind(AssertUnwindSafe(|| self.source.is_computed()));
-        if is_computed.unwrap_or(false) {
+        let source = self.source.0.as_ref();
+        if caught(|| source.is_some_and(|source| source.is_computed())).unwrap_or(false) {
             self.most as u32
         } else {
             0
@@ -119,15 +134,14 @@ impl Drafter {
     }
 
     fn call(&mut self, call: impl FnOnce(&mut dyn Draft, &[Token], usize, &mut Vec<Token>)) {
+        let Some(source) = &mut self.source.0 else {
+            return;
+        };
         if self.tokens.len() < self.first {
             return;
         }
-        let (source, tokens) = (self.source.as_mut(), &self.tokens);
-        let drafts = &mut self.drafts;
-        let called = catch_unwind(AssertUnwindSafe(|| {
-            call(source, tokens, self.limit, drafts);
-        }));
-        if called.is_err() {
+        let (tokens, drafts) = (&self.tokens, &mut self.drafts);
+        if caught(|| call(source.as_mut(), tokens, self.limit, drafts)).is_none() {
             self.first = usize::MAX;
             self.drafts.clear();
         }

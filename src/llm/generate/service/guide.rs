@@ -1,6 +1,5 @@
 //! How a choice follows its rule: where the rule holds, what the next mask depends on, and what stops its state.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use super::ahead::Ahead;
 use super::constraint::{Constrained, ConstraintState, Gate, Next, Stopper};
 use super::request::Request;
+use crate::core::callback::caught;
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
 use crate::llm::text::Tokenizer;
@@ -76,7 +76,7 @@ impl Stop {
         let mut stop = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         stop.0 = true;
         if let Some(stopper) = &stop.1 {
-            let _ = catch_unwind(AssertUnwindSafe(stopper));
+            caught(stopper);
         }
     }
 

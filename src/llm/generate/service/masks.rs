@@ -5,7 +5,6 @@
 //! for a [`Stopper`](super::Stopper), and none of its panics ends more than its own request.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use super::event::Error;
 use super::guide::{Frame, Guide, Input, Stop};
 use super::state::{Core, GuidedRow, Shared};
 use super::turns::Turns;
+use crate::core::callback::caught;
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
 use crate::scheduler::{RequestId, RowOutcome};
@@ -183,7 +183,7 @@ impl Drop for Masks {
 
 /// Drops what may be a caller's.
 fn drop_guarded<T>(value: T) {
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
+    caught(|| drop(value));
 }
 
 /// Computes masks until the service ends.
@@ -191,8 +191,8 @@ pub(super) fn run(shared: &Shared, thread: usize) {
     while let Some(work) = next_work(shared, thread) {
         match work {
             Work::Compute(mut job) => {
-                let computed = catch_unwind(AssertUnwindSafe(|| job.compute()));
-                let computed = computed.unwrap_or_else(|_| Err("the rule has failed".into()));
+                let computed = caught(|| job.compute());
+                let computed = computed.unwrap_or_else(|| Err("the rule has failed".into()));
                 let rest = shared.update(|core, now| core.take_mask(job, computed, now));
                 drop_guarded(rest);
             }

@@ -1,7 +1,6 @@
 //! The engine thread: plans step n + 1 while step n runs.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use super::engine::{StepEngine, StepResults};
 use super::event::Error;
 use super::state::{Core, GuidedRow, SampledRows, Shared};
 use super::stats::State;
+use crate::core::callback::caught;
 use crate::core::error::{Error as EngineError, ErrorKind, Result};
 use crate::llm::generate::costs::CostMeter;
 use crate::llm::step::{LateRow, Sampling};
@@ -36,16 +36,16 @@ struct InFlight {
 
 /// Drives the engine until the service ends or the device is lost.
 pub(super) fn run(shared: &Shared, mut engine: Box<dyn StepEngine>) {
-    let ended = catch_unwind(AssertUnwindSafe(|| drive(shared, engine.as_mut())));
+    let ended = caught(|| drive(shared, engine.as_mut()));
     let lost = match ended {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(error),
-        Err(_) => Some(EngineError::new(
+        Some(Ok(())) => None,
+        Some(Err(error)) => Some(error),
+        None => Some(EngineError::new(
             ErrorKind::Internal,
             "the engine thread panicked",
         )),
     };
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(engine)));
+    caught(|| drop(engine));
     shared.update(|core, now| {
         core.stats.state = State::Stopped;
         if let Some(error) = lost {

@@ -1,10 +1,10 @@
 //! Counts and observations for health reports and metrics.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::Error;
 use super::event::Usage;
+use crate::core::callback::caught;
 use crate::llm::generate::FinishReason;
 
 /// Whether a service accepts requests.
@@ -130,7 +130,7 @@ impl<F: Fn(Observation<'_>) + Send + Sync> Observer for F {
 pub(super) fn observe(observer: Option<&dyn Observer>, observation: Observation<'_>) {
     if let Some(observer) = observer {
         // A panic of the observer must not end the events of other requests.
-        let _ = catch_unwind(AssertUnwindSafe(|| observer.observe(observation)));
+        caught(|| observer.observe(observation));
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::event::Event;
 use super::request::Request;
 use super::state::Shared;
+use crate::core::callback::caught;
 use crate::llm::engine::Token;
 use crate::scheduler::RequestId;
 
@@ -116,7 +116,7 @@ impl Job {
         }
         if let Some(waker) = waker {
             // The waker is the caller's code: its panic must not end the requests of others.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            caught(|| waker.wake());
         }
     }
 
