@@ -1144,8 +1144,34 @@ fn limits_that_cannot_work_are_errors() {
     let error = refused(|config| config.max_sequences = 193);
     let expected = "a token budget of 256 is too small: 193 sequences and a quarter of it for prompts need 257";
     assert_eq!(error, expected);
+    // Memory for all of them would be reserved.
+    for (change, name) in [
+        (
+            (|config| config.max_queued = u32::MAX) as fn(&mut Config),
+            "max_queued",
+        ),
+        (|config| config.max_tenants = u32::MAX, "max_tenants"),
+        (|config| config.max_sequences = u32::MAX, "max_sequences"),
+        (|config| config.token_budget = u32::MAX, "token_budget"),
+        (|config| config.page_count = u32::MAX, "page_count"),
+    ] {
+        let error = refused(change);
+        assert!(
+            error.starts_with(&format!("{name} is 4294967295, at most ")),
+            "{error}"
+        );
+    }
+    let error = refused(|config| {
+        (config.page_count, config.max_sequence_tokens) = (1 << 24, u32::MAX);
+        (config.max_sequences, config.token_budget) = (1 << 16, 1 << 20);
+    });
+    assert!(
+        error.starts_with("65536 sequences of 16777216 pages each"),
+        "{error}"
+    );
     let mut config = Config::host(100);
     config.max_sequences = 192;
+    (config.max_queued, config.max_tenants) = (1 << 20, 1 << 20);
     Scheduler::new(config).unwrap();
 }
 

@@ -31,17 +31,17 @@ use super::Token;
 pub struct Config {
     /// Positions of a page of the KV cache.
     pub page_tokens: u32,
-    /// Pages of the KV cache.
+    /// Pages of the KV cache; at most 2^24.
     pub page_count: u32,
-    /// Most sequences with pages, and so most rows of a step.
+    /// Most sequences with pages, and so most rows of a step; at most 65,536.
     pub max_sequences: u32,
-    /// Most tokens of a step.
+    /// Most tokens of a step; at most 2^20.
     pub token_budget: u32,
     /// Most [draft tokens](super::Scheduler::propose) of a step, over all rows; 0: rows have none.
     pub max_draft_tokens: u32,
     /// Most positions of one sequence.
     pub max_sequence_tokens: u32,
-    /// Most requests that wait for their first step.
+    /// Most requests that wait for their first step; at most 2^20.
     pub max_queued: u32,
     /// Most prompt tokens of these requests.
     pub max_queued_tokens: u64,
@@ -52,7 +52,7 @@ pub struct Config {
     pub queue_timeout: Duration,
     /// Longest pause of a request.
     pub pause_timeout: Duration,
-    /// Tenants are numbered from 0 to `max_tenants - 1`.
+    /// Tenants are numbered from 0 to `max_tenants - 1`; at most 2^20.
     pub max_tenants: u32,
     /// Share of the pages, in percent, that an admission leaves free for sequences that grow.
     pub reserve_percent: u32,
@@ -67,6 +67,14 @@ pub struct Config {
     /// Stands for the model, so that no two models have the key of a page in common.
     pub model_digest: [u8; 32],
 }
+
+/// Bounds of limits for which memory is reserved.
+const MAX_PAGES: u32 = 1 << 24;
+const MAX_STEP_TOKENS: u32 = 1 << 20;
+const MAX_SEQUENCES: u32 = 1 << 16;
+const MAX_SEQUENCE_PAGES: u64 = 1 << 30;
+const MAX_QUEUED: u32 = 1 << 20;
+const MAX_TENANTS: u32 = 1 << 20;
 
 /// Which computed pages an engine can share between sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -143,12 +151,29 @@ impl Config {
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError(format!("{name} is 0")));
         }
+        // Memory for all of them is reserved.
+        let bounded = [
+            ("page_count", self.page_count, MAX_PAGES),
+            ("token_budget", self.token_budget, MAX_STEP_TOKENS),
+            ("max_sequences", self.max_sequences, MAX_SEQUENCES),
+            ("max_queued", self.max_queued, MAX_QUEUED),
+            ("max_tenants", self.max_tenants, MAX_TENANTS),
+        ];
+        if let Some((name, value, most)) = bounded.iter().find(|(_, value, most)| value > most) {
+            return Err(ConfigError(format!("{name} is {value}, at most {most}")));
+        }
         let Self {
             max_sequences,
             token_budget,
             reserve_percent,
             ..
         } = *self;
+        let pages = self.context_tokens().div_ceil(self.page_tokens);
+        if u64::from(max_sequences) * u64::from(pages) > MAX_SEQUENCE_PAGES {
+            return Err(ConfigError(format!(
+                "{max_sequences} sequences of {pages} pages each: together at most {MAX_SEQUENCE_PAGES}"
+            )));
+        }
         let needed = u64::from(max_sequences) + u64::from(self.prefill_floor());
         if u64::from(token_budget) < needed {
             return Err(ConfigError(format!(

@@ -70,7 +70,7 @@ mod turns;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Options {
-    /// Most choices that wait for their first step: 1,024.
+    /// Most choices that wait for their first step: 1,024. At most 2^20.
     pub max_queued: u32,
     /// Most prompt tokens of these; None: four times the KV cache.
     pub max_queued_tokens: Option<u64>,
@@ -82,7 +82,7 @@ pub struct Options {
     pub max_events_behind: usize,
     /// Longest pause before the request fails: 30 s.
     pub pause_timeout: Duration,
-    /// Tenants are numbered below this: 256.
+    /// Tenants are numbered below this: 256. At most 2^20.
     pub max_tenants: u32,
     /// Longest time between two tokens of a choice, for which prompts are computed in smaller parts; None:
     /// no limit.
