@@ -344,6 +344,30 @@ fn an_engine_that_fails_is_logged_once_and_guesses_no_more() {
     );
 }
 
+/// Guesses tokens that no model has.
+struct Nonsense;
+
+impl Draft for Nonsense {
+    fn begin(&mut self, _: &[Token], _: &[Token]) {}
+
+    fn draft(&mut self, _: &[Token], limit: usize, drafts: &mut Vec<Token>) {
+        drafts.extend([Token::MAX, 1 << 20]);
+        drafts.resize(2 * limit, Token::MAX);
+    }
+}
+
+#[test]
+fn guesses_that_are_no_tokens_are_ignored() {
+    let model = target();
+    let mut request = Request::tokens(PROMPT).max_tokens(20);
+    request.ignore_end = true;
+    let (expected, _) = events(&mut session(&model, None), &request);
+    let mut session = session(&model, None);
+    session.set_draft(Some(Box::new(Nonsense)));
+    let (found, summary) = events(&mut session, &request);
+    assert_eq!((found, summary.draft_tokens), (expected, 0));
+}
+
 // ---- Services ----
 
 fn start(model: &Model, draft: Option<&ModelDraft>) -> Service {

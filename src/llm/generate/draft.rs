@@ -19,7 +19,8 @@ pub trait Draft: Send {
     }
 
     /// Appends at most `limit` guesses of the tokens that follow `tokens` to `drafts`, which is empty. `tokens` are the
-    /// prompt and all sampled tokens. Within a generation they only grow.
+    /// prompt and all sampled tokens. Within a generation they only grow. Guesses past `limit`, and those from the first one
+    /// on that is not in the model's vocabulary, are ignored.
     fn draft(&mut self, tokens: &[Token], limit: usize, drafts: &mut Vec<Token>);
 
     /// Whether guesses are computed, and not looked up: there are as many as are wanted at any place, and each takes

@@ -461,7 +461,10 @@ impl Course {
         draft.follow(Some(session.sequence.features()));
         draft.prepare(&session.tokens, limit);
         draft.draft(&session.tokens, limit, &mut guesses);
-        guesses.truncate(limit);
+        let vocabulary_size = session.engine.model().info().vocabulary_size;
+        let known = guesses.iter().take(limit);
+        let known = known.take_while(|&&token| token < vocabulary_size).count();
+        guesses.truncate(known);
         self.guesses.set(&guesses);
         let end = session.clock.now();
         if is_computed {
