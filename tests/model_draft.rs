@@ -311,14 +311,16 @@ fn an_engine_that_fails_is_logged_once_and_guesses_no_more() {
     let (expected, _) = events(&mut session(&model, None), &request);
     let records = Arc::new(Mutex::new(Vec::new()));
     let sink = records.clone();
+    let (small, lose) = model_to_lose();
+    let draft = ModelDraft::new(&small, &model, &options().max_sequences(2)).unwrap();
+    let of_sink = draft.clone();
     log::set_sink(log::Level::Warn, move |level, target, message| {
         if target == "draft" {
+            assert!(of_sink.info().is_err(), "a sink may ask");
             sink.lock().unwrap().push((level, message.to_owned()));
         }
     })
     .unwrap();
-    let (small, lose) = model_to_lose();
-    let draft = ModelDraft::new(&small, &model, &options().max_sequences(2)).unwrap();
     let mut first = session(&model, Some(draft.clone()));
     let mut second = session(&model, Some(draft.clone()));
     let (found, summary) = events(&mut first, &request);

@@ -291,7 +291,12 @@ impl Draft for ModelDraft {
             self.prepare(tokens, limit);
         }
         if state != State::Computed {
-            lock(&self.shared.computer).compute(&self.shared);
+            let failed = lock(&self.shared.computer).compute(&self.shared);
+            // Without the locks: the sink is the caller's, and may ask for `info`.
+            if let Some(error) = failed {
+                let message = format!("the draft model guesses nothing more: {error}");
+                log::emit(Level::Error, "draft", &message);
+            }
         }
         let text = &mut *lock(&self.text);
         let known = text.guesses.iter().take(limit);
@@ -341,36 +346,28 @@ impl fmt::Debug for ModelDraft {
 }
 
 impl Computer {
-    /// Computes what is prepared. The texts get their guesses, or none.
-    fn compute(&mut self, shared: &Shared) {
+    /// Computes what is prepared. The texts get their guesses, or none. Returns the error after which there are no more.
+    fn compute(&mut self, shared: &Shared) -> Option<Error> {
         let prepared = std::mem::take(&mut self.prepared);
         let prepared: Vec<_> = prepared.iter().filter_map(Weak::upgrade).collect();
         let mut texts: Vec<_> = prepared.iter().map(|text| lock(text)).collect();
         for text in &mut texts {
             text.state = State::Computed;
         }
-        let Some(engine) = &mut self.engine else {
-            return;
-        };
+        let engine = self.engine.as_mut()?;
         let mut batch = Batch {
             engine,
             info: &self.info,
             is_head: shared.is_head,
             output: &mut self.output,
         };
-        let Err(error) = batch.run(&mut texts) else {
-            return;
-        };
+        let error = batch.run(&mut texts).err()?;
         self.engine = None;
         shared.has_failed.store(true, Relaxed);
         for text in &mut texts {
             (text.sequence, text.guesses) = (None, Vec::new());
         }
-        log::emit(
-            Level::Error,
-            "draft",
-            &format!("the draft model guesses nothing more: {error}"),
-        );
+        Some(error)
     }
 }
 
