@@ -923,3 +923,44 @@ fn a_device_lost_twice_ends_the_service() {
     assert_eq!(service.state(), State::Lost);
     assert_eq!(service.stats().engine_faults, 1);
 }
+
+/// Releases the engine, then drops the service.
+struct Owning {
+    control: ScriptControl,
+    _service: Service,
+}
+
+impl Wake for Owning {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Owning {
+    fn drop(&mut self) {
+        self.control.release();
+    }
+}
+
+#[test]
+fn a_waker_that_owns_the_service_may_be_dropped_by_the_next_poll() {
+    let (service, control) = scripted(options());
+    control.hold();
+    let mut events = service.submit(&Request::tokens([40])).unwrap();
+    assert!(matches!(events.next(), Some(Event::Started { .. })));
+    let owning = Owning {
+        control,
+        _service: service,
+    };
+    let owning = Waker::from(Arc::new(owning));
+    let mut poll = |waker: &Waker| events.poll_event(&mut Context::from_waker(waker));
+    assert!(poll(&owning).is_pending());
+    drop(owning);
+
+    assert!(poll(Waker::noop()).is_pending());
+
+    // All threads have ended.
+    let mut last = None;
+    while let Poll::Ready(Some(event)) = poll(Waker::noop()) {
+        last = Some(event);
+    }
+    assert!(last.is_some_and(|event| event.is_last()));
+}

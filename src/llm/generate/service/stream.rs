@@ -168,16 +168,24 @@ impl EventReceiver {
 
     /// The next event for an async program; `None` after the last. Wakes the task of the latest call.
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        let mut queue = self.job.lock();
-        if queue.is_finished {
-            return Poll::Ready(None);
-        }
-        match self.job.pop(&self.shared, &mut queue) {
-            Some(event) => Poll::Ready(Some(event)),
-            None => {
-                queue.waker = Some(context.waker().clone());
-                Poll::Pending
+        // A waker is the caller's code: it is cloned and dropped without the lock.
+        let mut waker = None;
+        loop {
+            let mut queue = self.job.lock();
+            if queue.is_finished {
+                return Poll::Ready(None);
             }
+            if let Some(event) = self.job.pop(&self.shared, &mut queue) {
+                return Poll::Ready(Some(event));
+            }
+            if let Some(waker) = waker.take() {
+                let former = queue.waker.replace(waker);
+                drop(queue);
+                drop(former);
+                return Poll::Pending;
+            }
+            drop(queue);
+            waker = Some(context.waker().clone());
         }
     }
 
@@ -265,7 +273,9 @@ impl Drop for EventReceiver {
         queue.is_closed = true;
         queue.events.clear();
         let is_finished = queue.is_finished;
+        let waker = queue.waker.take();
         drop(queue);
+        drop(waker);
         if !is_finished {
             self.shared.cancel(&self.job);
         }
