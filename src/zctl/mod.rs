@@ -53,5 +53,5 @@ pub use frame::{Answer, Arg, Status, refusal};
 pub use guest::{Arena, Guest, GuestEntry, GuestHeap, Host, Shape, Trap};
 pub use replay::{Divergence, Replay};
 pub use server::{Answers, Connection, Listener, Server, ServerOptions, Stop};
-pub use session::{Call, Record, Session, SessionOptions};
+pub use session::{Call, ForeignModules, Record, Session, SessionOptions};
 pub use transcript::{Recorder, Transcript};

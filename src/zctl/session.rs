@@ -29,7 +29,38 @@ pub struct SessionOptions {
     /// Kernels that may give other bits for equal calls may run.
     pub permits_non_deterministic: bool,
     /// Guests may load and run device code of their own, which then reaches all memory of the device.
-    pub permits_modules: bool,
+    pub permits_modules: Option<ForeignModules>,
+}
+
+/// The permission of [`SessionOptions::permits_modules`].
+///
+/// ```
+/// use worker_cuda::zctl::{ForeignModules, SessionOptions};
+///
+/// let options = SessionOptions {
+///     // SAFETY: all frames of this session are this program's own.
+///     permits_modules: Some(unsafe { ForeignModules::permit() }),
+///     ..SessionOptions::default()
+/// };
+/// ```
+///
+/// Safe code cannot give it:
+///
+/// ```compile_fail,E0133
+/// let modules = worker_cuda::zctl::ForeignModules::permit();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForeignModules(());
+
+impl ForeignModules {
+    /// Permits foreign modules.
+    ///
+    /// # Safety
+    /// Device code is not checked, and reaches all memory of the device and pinned host memory. Whoever writes the frames
+    /// of the session is trusted like the rest of the program.
+    pub unsafe fn permit() -> Self {
+        Self(())
+    }
 }
 
 impl Default for SessionOptions {
@@ -43,7 +74,7 @@ impl Default for SessionOptions {
             budget_ms: 30_000,
             allowed: None,
             permits_non_deterministic: false,
-            permits_modules: false,
+            permits_modules: None,
         }
     }
 }
@@ -167,7 +198,7 @@ impl Session {
         if options.permits_non_deterministic {
             native.flags |= ffi::WCUDA_ZCTL_NON_DETERMINISTIC;
         }
-        if options.permits_modules {
+        if options.permits_modules.is_some() {
             native.flags |= ffi::WCUDA_ZCTL_FOREIGN_MODULES;
         }
         if let Some(allowed) = &options.allowed {

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use libloading::{Library, Symbol};
 use worker_cuda::GpuCompute;
 use worker_cuda::zctl::{
-    Chunks, Cloak, Guest, GuestEntry, Handles, Host, Recorder, Session, SessionOptions, Shape,
+    Chunks, Cloak, ForeignModules, Guest, GuestEntry, Handles, Host, Recorder, Session,
+    SessionOptions, Shape,
 };
 
 use super::serve::open_kernels;
@@ -115,7 +116,10 @@ impl Args {
             budget_ms: self.budget_ms,
             allowed: self.allow.clone(),
             permits_non_deterministic: self.allow_non_deterministic,
-            permits_modules: self.allow_modules,
+            // SAFETY: whoever starts the command trusts its guests, by a flag that says what they can reach.
+            permits_modules: self
+                .allow_modules
+                .then(|| unsafe { ForeignModules::permit() }),
             ..SessionOptions::default()
         };
         Ok(match (kernels, recorder) {

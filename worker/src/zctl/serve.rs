@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use worker_cuda::zctl::{Connection, Server, ServerOptions, Session, SessionOptions};
+use worker_cuda::zctl::{
+    Connection, ForeignModules, Server, ServerOptions, Session, SessionOptions,
+};
 use worker_cuda::{
     ElementType, ErrorKind, GpuCompute, HostFunctions, Manifest, built_with_cuda, catalogue,
 };
@@ -70,7 +72,10 @@ pub fn run(args: &Args) -> Outcome {
             budget_ms: args.budget_ms,
             allowed: args.allow.clone(),
             permits_non_deterministic: args.allow_non_deterministic,
-            permits_modules: args.allow_modules,
+            // SAFETY: whoever starts the command trusts its guests, by a flag that says what they can reach.
+            permits_modules: args
+                .allow_modules
+                .then(|| unsafe { ForeignModules::permit() }),
             ..SessionOptions::default()
         },
         memory_bytes: (args.memory as usize) << 20,
