@@ -61,6 +61,7 @@
 //! * `zctl`: a binary protocol (ZCTL/1) for listing and running kernels; module `zctl`.
 //! * `cuda-auto` (default): builds the CUDA backend if a toolkit is found. `cuda`: a missing toolkit is a build
 //!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides these two features.
+//! * `constraints`: answers that follow a JSON schema, a grammar or a regular expression; module `generate::constraints`.
 //! * `compat`: links the functions of `worker_cuda_compat.h` as symbols that other languages bind.
 //! * `stream`: provides generated text as a `futures_core::Stream`.
 //! * `tracing`: passes log records to the `tracing` crate, see [`log`].

@@ -184,11 +184,8 @@ impl Model {
         &self.0.info
     }
 
-    /// The digests of tensor `index` of the file. On a CUDA device they are computed by the load; on the host backend
-    /// by the first call of this function or of [`verify`]. [`ErrorKind::NotFound`](crate::ErrorKind::NotFound)
-    /// for a tensor that is not a weight.
-    ///
-    /// [`verify`]: Self::verify
+    /// The digests of tensor `index` of the file, which were computed while loading.
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) for a tensor that is not a weight.
     pub fn tensor_digests(&self, index: u64) -> Result<TensorDigests> {
         let mut native = ffi::wcuda_tensor_digests::init();
         // SAFETY: `native` is valid and sized.
