@@ -8,7 +8,7 @@ use crate::compute::module::{GpuArg, Value};
 use crate::core::callback::lock_outside_callbacks;
 use crate::core::context::CudaContext;
 use crate::core::error::{Result, call};
-use crate::core::memory::SafeCudaPtr;
+use crate::core::memory::{SafeCudaPtr, zeros};
 use crate::ffi;
 
 /// Copies of all windows among some arguments.
@@ -89,7 +89,7 @@ fn window_bytes(arg: &GpuArg<'_>) -> Result<Vec<u8>> {
         return Ok(Vec::new());
     };
     let _turn = lock_outside_callbacks(turn)?;
-    let mut data = vec![0u8; bytes as usize];
+    let mut data = zeros::<u8>(bytes as usize)?;
     // SAFETY: `data` has that many bytes; the library checks the window's bounds.
     call(|error| unsafe {
         ffi::wcuda_buffer_read(buffer, offset, data.as_mut_ptr().cast(), bytes, error)

@@ -1,5 +1,6 @@
 //! Typed, bounds-checked device memory, views of it, and pinned host memory.
 
+use std::alloc::{Layout, alloc_zeroed};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
@@ -356,10 +357,10 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         })
     }
 
-    /// Reads `len` elements, starting at `offset`, into a new vector.
+    /// Reads `len` elements, starting at `offset`, into a new vector; [`ErrorKind::OutOfHostMemory`] without memory for it.
     pub fn read_at(&self, offset: usize, len: usize) -> Result<Vec<T>> {
         self.byte_range(offset, len)?; // before memory is taken
-        let mut target = vec![T::ZERO; len];
+        let mut target = zeros(len)?;
         self.read_into(offset, &mut target)?;
         Ok(target)
     }
@@ -496,6 +497,25 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         }
         Err(past_end(offset, len, "buffer", self.len))
     }
+}
+
+/// A vector of zeros. A device may have more memory than the host, so that there may be none for a copy.
+pub(crate) fn zeros<T: DeviceRepr>(len: usize) -> Result<Vec<T>> {
+    let bytes = byte_count::<T>(len)?;
+    if bytes == 0 {
+        return Ok(Vec::new());
+    }
+    let none = |_| {
+        let message = format!("the host has no memory for {len} elements, {bytes} bytes");
+        Error::new(ErrorKind::OutOfHostMemory, message)
+    };
+    let layout = Layout::array::<T>(len).map_err(|_| none(()))?;
+    // SAFETY: the layout has bytes.
+    let data = NonNull::new(unsafe { alloc_zeroed(layout) })
+        .ok_or(())
+        .map_err(none)?;
+    // SAFETY: the global allocator gave `len` elements for this layout, and zero is a `T`.
+    Ok(unsafe { Vec::from_raw_parts(data.as_ptr().cast(), len, len) })
 }
 
 /// The BLAKE3 digest of an input of more than one MiB, from the chaining values of all its MiBs

@@ -90,11 +90,8 @@ impl<'a> SealedView<'a> {
     /// Copies the range to the host, after verifying it and the rest of the MiBs that contain it.
     pub fn read(&self) -> VramResult<Vec<u8>> {
         self.verify()?;
-        let mut bytes = vec![0; self.len() as usize];
-        self.sealed
-            .memory
-            .read_into(self.range.start as usize, &mut bytes)?;
-        Ok(bytes)
+        let (start, len) = (self.range.start as usize, self.len() as usize);
+        Ok(self.sealed.memory.read_at(start, len)?)
     }
 
     /// Verifies that the bytes, and the rest of the MiBs that contain them, are unchanged.
