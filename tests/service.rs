@@ -2,6 +2,7 @@
 //! left afterwards. No test depends on how long something takes.
 #![cfg(all(feature = "scheduler", feature = "text"))]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -963,4 +964,32 @@ fn a_waker_that_owns_the_service_may_be_dropped_by_the_next_poll() {
         last = Some(event);
     }
     assert!(last.is_some_and(|event| event.is_last()));
+}
+
+#[test]
+fn every_caller_of_drain_waits_for_the_end() {
+    let (open, gate) = mpsc::channel::<()>();
+    let (gate, has_ended) = (Mutex::new(gate), Arc::new(AtomicBool::new(false)));
+    let ended = has_ended.clone();
+    let mut options = options();
+    options.observer = Some(Arc::new(move |observation: Observation<'_>| {
+        if let Observation::Done(..) = observation {
+            let _ = gate.lock().unwrap().recv();
+            ended.store(true, Ordering::SeqCst);
+        }
+    }));
+    let (service, _) = scripted(options);
+    let events = service.submit(&Request::tokens([40])).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                service.drain(Duration::MAX);
+                assert!(has_ended.load(Ordering::SeqCst), "text threads still run");
+            });
+        }
+        // A caller that does not wait has time to show it.
+        std::thread::sleep(Duration::from_millis(100));
+        open.send(()).unwrap();
+    });
+    collect(events);
 }

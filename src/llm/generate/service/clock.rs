@@ -56,11 +56,12 @@ impl Clock {
         }
     }
 
-    /// Moves a manual clock, and wakes the services that wait for a time. No effect on the system's.
+    /// Moves a manual clock, to [`Duration::MAX`] at most, and wakes the services that wait for a time. No effect on the
+    /// system's.
     pub fn advance(&self, by: Duration) {
         let Some(manual) = &self.0 else { return };
         let mut manual = lock(manual);
-        manual.now += by;
+        manual.now = manual.now.saturating_add(by);
         manual.sleepers.retain(|sleeper| sleeper.strong_count() > 0);
         let sleepers: Vec<_> = manual.sleepers.iter().filter_map(Weak::upgrade).collect();
         drop(manual);
@@ -94,4 +95,17 @@ impl fmt::Debug for Clock {
 
 fn lock(manual: &Mutex<Manual>) -> std::sync::MutexGuard<'_, Manual> {
     manual.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manual_clock_moves_to_the_end_of_time_and_no_further() {
+        let clock = Clock::manual();
+        clock.advance(Duration::from_secs(1));
+        clock.advance(Duration::MAX);
+        assert_eq!(clock.now(), Duration::MAX);
+    }
 }

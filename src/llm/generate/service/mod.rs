@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 pub use self::clock::Clock;
@@ -168,6 +168,10 @@ struct Owner {
     drafting: Option<Drafting>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     mask_threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Of all threads of the service.
+    thread_ids: Vec<ThreadId>,
+    /// Held by the caller that waits for the threads.
+    joining: Mutex<()>,
 }
 
 impl Service {
@@ -212,13 +216,15 @@ impl Service {
 
         let (to_dispatcher, batches) = mpsc::channel();
         let shared = Shared::new(scheduler, limits, &options, to_dispatcher);
-        let owner = Owner {
+        let mut owner = Owner {
             shared: shared.clone(),
             chat_template: options.chat_template,
             end_tokens,
             drafting: options.drafting,
             threads: Mutex::default(),
             mask_threads: Mutex::default(),
+            thread_ids: Vec::new(),
+            joining: Mutex::default(),
             tokenizer,
         };
         spawn(&owner.threads, "service engine", {
@@ -246,6 +252,11 @@ impl Service {
         spawn(&owner.threads, "service events", move || {
             deliver::dispatch(batches, to_texts, observer);
         })?;
+        for threads in [&owner.threads, &owner.mask_threads] {
+            let threads = lock(threads);
+            let ids = threads.iter().map(|thread| thread.thread().id());
+            owner.thread_ids.extend(ids);
+        }
         Ok(Self(Arc::new(owner)))
     }
 
@@ -330,7 +341,7 @@ impl Service {
 
     /// [`begin_drain`](Self::begin_drain), then waits until the service has stopped and its threads have
     /// ended. Returns the number of requests that were cut short. Called by an
-    /// [`Observer`], it does not wait for the observer's own thread.
+    /// [`Observer`], it does not wait for the observer's own thread. Several threads may call it at once.
     pub fn drain(&self, timeout: Duration) -> u32 {
         self.0.begin_drain(timeout);
         self.0.join();
@@ -479,6 +490,9 @@ impl Owner {
     }
 
     fn join(&self) {
+        // Others wait for the caller that was first, but no thread that it waits for does.
+        let is_own = self.thread_ids.contains(&thread::current().id());
+        let _joining = (!is_own).then(|| lock(&self.joining));
         let threads: Vec<_> = lock(&self.threads).drain(..).collect();
         threads.into_iter().for_each(join);
         // The engine thread has requested their end. A rule of a caller's may keep one for ever.
