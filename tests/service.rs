@@ -393,6 +393,43 @@ fn async_programs_are_woken_for_each_event() {
     finish(service);
 }
 
+#[cfg(feature = "stream")]
+#[test]
+fn a_stream_has_the_events_of_its_receiver() {
+    use futures_core::Stream;
+    use std::pin::Pin;
+
+    let (service, control) = scripted(options());
+    let mut events = service
+        .submit(&Request::tokens([40]))
+        .unwrap()
+        .into_stream();
+    let mut answer = Answer::default();
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        match Pin::new(&mut events).poll_next(&mut context) {
+            Poll::Ready(Some(event)) => answer.take(event),
+            Poll::Ready(None) => break,
+            Poll::Pending => std::thread::yield_now(),
+        }
+    }
+    assert_eq!(answer.usage().completion_tokens, 9);
+    assert!(events.into_receiver().is_finished());
+
+    control.hold();
+    let events = service
+        .submit(&Request::tokens([40]))
+        .unwrap()
+        .into_stream();
+    events.canceller().cancel();
+    control.release();
+    assert_eq!(
+        collect(events.into_receiver()).reason(),
+        FinishReason::Cancelled
+    );
+    finish(service);
+}
+
 #[test]
 fn one_fault_is_not_seen_and_a_second_ends_what_ran() {
     let (service, control) = scripted(options());

@@ -25,6 +25,8 @@ pub use self::model_engine::ModelEngine;
 pub use self::request::{MAX_CHOICES, MAX_STOPS, Pooling, Request};
 pub use self::scripted::{ScriptControl, ScriptedEngine};
 pub use self::stats::{Observation, Observer, State, Stats};
+#[cfg(feature = "stream")]
+pub use self::stream::EventStream;
 pub use self::stream::{EventReceiver, RequestCancel};
 pub use self::turns::Turns;
 pub use crate::scheduler::PageSharing;

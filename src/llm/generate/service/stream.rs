@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+#[cfg(feature = "stream")]
+use std::pin::Pin;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -131,7 +133,8 @@ impl Job {
 }
 
 /// The events of one request: an iterator that waits for the next, and that ends after
-/// [`Event::Done`] or [`Event::Failed`]. Async programs poll it. Dropping it cancels the request.
+/// [`Event::Done`] or [`Event::Failed`]. Async programs poll it, or use it as a `Stream` (`into_stream`, feature `stream`).
+/// Dropping it cancels the request.
 ///
 /// ```no_run
 /// # async fn f(mut events: worker_cuda::generate::service::EventReceiver) {
@@ -223,6 +226,24 @@ impl EventReceiver {
         }
     }
 
+    /// The same events as a [`Stream`](futures_core::Stream). Feature `stream`.
+    ///
+    /// ```
+    /// use worker_cuda::generate::service::{Error, Event, Request};
+    /// use worker_cuda::generate::Service;
+    ///
+    /// fn answer(
+    ///     service: &Service,
+    ///     question: &str,
+    /// ) -> Result<impl futures_core::Stream<Item = Event> + Unpin + use<>, Error> {
+    ///     Ok(service.submit(&Request::user(question))?.into_stream())
+    /// }
+    /// ```
+    #[cfg(feature = "stream")]
+    pub fn into_stream(self) -> EventStream {
+        EventStream(self)
+    }
+
     fn next_until(&mut self, end: Option<Instant>) -> Option<Event> {
         let mut queue = self.job.lock();
         loop {
@@ -249,6 +270,34 @@ impl EventReceiver {
             };
             queue.is_awaited = false;
         }
+    }
+}
+
+/// The events of one request for async programs; see [`EventReceiver::into_stream`]. Dropping it cancels the request.
+#[cfg(feature = "stream")]
+#[derive(Debug)]
+#[must_use = "dropping it cancels the request"]
+pub struct EventStream(EventReceiver);
+
+#[cfg(feature = "stream")]
+impl EventStream {
+    /// The receiver of the events that have not been taken.
+    pub fn into_receiver(self) -> EventReceiver {
+        self.0
+    }
+
+    /// Cancels the request from anywhere.
+    pub fn canceller(&self) -> RequestCancel {
+        self.0.canceller()
+    }
+}
+
+#[cfg(feature = "stream")]
+impl futures_core::Stream for EventStream {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.0.poll_event(context)
     }
 }
 
