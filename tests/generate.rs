@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use worker_cuda::generate::service::Clock;
 use worker_cuda::generate::{
-    CancelFlag, Draft, Event, FinishReason, Generation, Message, NgramDraft, Prompt, Request,
-    Session, Summary,
+    CancelFlag, Draft, Event, FinishReason, Generation, Message, NgramDraft, NotStarted, Prompt,
+    Request, Session, Summary,
 };
 use worker_cuda::text::{DecodeOptions, Tokenizer, Vocabulary};
 use worker_cuda::*;
@@ -237,7 +237,9 @@ fn owned_generation_runs_on_another_thread_and_returns_its_session() {
     assert_eq!(tokens, expected);
     let refused = session.into_generation(&Request::tokens([])).unwrap_err();
     assert_eq!(refused.error.message(), "the prompt has no tokens");
-    let mut session = refused.session;
+    let boxed: Box<dyn std::error::Error> = refused.into();
+    assert_eq!(boxed.to_string(), "the prompt has no tokens");
+    let mut session = boxed.downcast::<NotStarted>().unwrap().session;
     assert_eq!(
         collect(session.generate(&request).unwrap()).tokens,
         expected

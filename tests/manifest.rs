@@ -99,6 +99,11 @@ fn kernels_of_a_manifest_run_on_the_host() {
         let by = call.value::<f32>(1)?;
         call.slice_mut::<f32>(0)?.iter_mut().for_each(|x| *x *= by);
         assert_eq!((call.grid()[0], call.block()[0]), (1, 128));
+        assert_eq!(call.bytes(4)?, [9; 24]);
+        assert_eq!(call.bytes(1)?, by.to_le_bytes());
+        for (index, kind) in [(0, ErrorKind::InvalidArgument), (5, ErrorKind::OutOfRange)] {
+            assert_eq!(call.bytes(index).unwrap_err().kind(), kind);
+        }
         Ok(())
     });
 
@@ -121,7 +126,7 @@ fn kernels_of_a_manifest_run_on_the_host() {
     );
     assert_eq!(listed[2].sig_hash, manifest.kernels[2].sig_hash);
     let mut x = compute.device().upload(&[1.0f32; 8]).unwrap();
-    let tail = [0u8; 24];
+    let tail = [9u8; 24];
     let args = [
         GpuArg::from(&mut x),
         2.0f32.into(),

@@ -122,6 +122,17 @@ impl<'a> HostCall<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
     }
 
+    /// The bytes of an argument that is no memory: of a struct, or of a scalar, an IEEE half for example.
+    pub fn bytes(&self, index: usize) -> Result<&'a [u8]> {
+        let (arg, param) = self.arg(index)?;
+        if param.is_buffer() || arg.kind == ffi::WCUDA_ARG_BUFFER {
+            let message = format!("argument {index} ('{}') is memory", param.name);
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        // SAFETY: the library has checked that the value has these bytes, which live for the call.
+        Ok(unsafe { std::slice::from_raw_parts(arg.data.cast(), arg.bytes as usize) })
+    }
+
     /// A scalar argument.
     pub fn value<T: DeviceRepr>(&self, index: usize) -> Result<T> {
         let (arg, param) = self.arg(index)?;

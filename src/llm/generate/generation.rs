@@ -58,6 +58,18 @@ pub struct NotStarted {
     pub session: Box<Session>,
 }
 
+impl fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for NotStarted {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
 impl From<NotStarted> for Error {
     fn from(failure: NotStarted) -> Self {
         failure.error
