@@ -257,7 +257,18 @@ fn rules_that_are_wrong_or_too_large_are_errors() {
             "more than 64 brackets",
         ),
         (Rule::Lark(String::new()), ""),
-        (Rule::Regex("(a".into()), ""),
+        (
+            Rule::Regex("(a".into()),
+            "invalid regex \"(a\" (in regex): unclosed group",
+        ),
+        (
+            Rule::JsonSchema(json!({ "type": "string", "pattern": "(a" })),
+            "invalid regex: unclosed group",
+        ),
+        (
+            Rule::Lark("start: x\nx: x \"a\" | x".into()),
+            "no text follows the rule",
+        ),
         (Rule::Regex("(".repeat(200_000)), ""),
         (Rule::Regex("a".repeat(300 << 10)), "at most 262144"),
     ] {

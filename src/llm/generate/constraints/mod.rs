@@ -213,24 +213,26 @@ fn refused(error: impl fmt::Display) -> Error {
         Some((refused, _)) => invalid(format!(
             "{refused}; use anyOf, or schemas that certainly exclude each other"
         )),
+        None if line == "NoExtensionBias" => invalid("no text follows the rule".into()),
         None => invalid(line),
     }
 }
 
-/// The first line of an error, without what the parser adds to it. That of a regular expression has its reason last.
+/// The first line of an error, without what the parser adds to it.
 fn first_line(error: impl fmt::Display) -> String {
     const MOST: usize = 500;
     let text = error.to_string();
-    let line = text.lines().next().unwrap_or_default();
-    let reason = text.lines().find_map(|line| line.strip_prefix("error: "));
-    let line = line.chars().take(MOST);
-    match reason {
-        Some(reason) => line
-            .chain(" ".chars())
-            .chain(reason.chars().take(MOST))
-            .collect(),
-        None => line.collect(),
-    }
+    let mut lines = text.lines();
+    let line = lines.next().unwrap_or_default();
+    // What is wrong with a regular expression comes after the expression.
+    let regex = line.strip_suffix("regex parse error:");
+    let reason = regex.and_then(|_| lines.find_map(|line| line.strip_prefix("error: ")));
+    let line = match (regex, reason) {
+        (Some(""), Some(reason)) => format!("invalid regex: {reason}"),
+        (Some(before), Some(reason)) => format!("{before}{reason}"),
+        _ => line.to_owned(),
+    };
+    line.chars().take(MOST).collect()
 }
 
 /// Runs code of the grammar crates on a large stack. What goes wrong in it, panics included, is the fault of a rule.
