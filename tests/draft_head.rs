@@ -3,7 +3,7 @@
 //! The clocks stand still, so that costs are unknown and every guess is verified.
 #![cfg(feature = "text")]
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use worker_cuda::generate::service::{
@@ -12,7 +12,8 @@ use worker_cuda::generate::service::{
 use worker_cuda::generate::{Draft, Event, ModelDraft, Request, Service, Session, Summary};
 use worker_cuda::text::Tokenizer;
 use worker_cuda::{
-    Backend, CudaContext, Engine, EngineOptions, ErrorKind, Model, Row, Sampling, Step, Token,
+    Backend, CudaContext, Engine, EngineOptions, ErrorKind, Model, Purpose, Row, Sampling, Step,
+    Token,
 };
 
 use faulty::Faulty;
@@ -328,4 +329,40 @@ fn a_head_follows_its_engine_after_faults() {
         assert_eq!(service.drain(Duration::MAX), 0);
         assert!(draft.unwrap().info().is_ok());
     }
+}
+
+#[test]
+fn calls_of_an_engine_do_not_fail_while_its_draft_head_submits() {
+    let context = host();
+    let model = random_model(&context, &letters(), 1);
+    let head = random_head(&model, 20, 2);
+    let mut engine = Engine::new(&model, &options().draft_head(&head)).unwrap();
+    let mut drafting = Engine::of_draft_head(&head, &options(), &engine).unwrap();
+    let (text, guesses) = (engine.create_sequence(), drafting.create_sequence());
+    let (text, guesses) = (text.unwrap(), guesses.unwrap());
+    let ticket = engine.submit(&Step::new().row(Row::tokens(&text, &PROMPT)));
+    engine.wait(ticket.unwrap()).unwrap();
+
+    std::thread::scope(|scope| {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (drafting, guesses, text) = (&mut drafting, &guesses, &text);
+        scope.spawn(move || {
+            while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                let row = Row::tokens(guesses, &PROMPT[1..]).features(text.features());
+                match drafting.submit(&Step::new().row(row)) {
+                    Ok(ticket) => drop(drafting.wait(ticket).unwrap()),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
+                }
+                drafting.truncate(guesses, 0).unwrap();
+            }
+        });
+        for _ in 0..10_000 {
+            drop(engine.create_sequence().unwrap());
+        }
+        drop(engine);
+        drop(stop);
+    });
+
+    drop((text, guesses, drafting));
+    assert_eq!(context.memory(Purpose::Kv).unwrap().current_bytes, 0);
 }

@@ -2,15 +2,17 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
+use crate::core::callback::lock_outside_callbacks;
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::memory::PinnedBuffer;
 use crate::core::stream::PendingCopy;
 use crate::ffi;
 use crate::llm::model::Model;
 use crate::llm::plan::{EngineOptions, KvType, StepPlan};
-use crate::llm::step::{LateRow, NativeStep, Step, StepOutput};
+use crate::llm::step::{LateRow, NativeStep, Row, Step, StepOutput};
 
 /// Id of a token, below the model's vocabulary size.
 pub type Token = u32;
@@ -38,14 +40,23 @@ pub struct Engine {
     /// The outputs requested from each step in flight, oldest first.
     in_flight: VecDeque<Pending>,
     native: NativeStep,
+    /// Of the engine whose features the engine of a draft head reads.
+    target_turn: Option<Arc<Mutex<()>>>,
 }
 
-struct Handle(ffi::wcuda_engine);
+struct Handle {
+    native: ffi::wcuda_engine,
+    /// Held by every call that the library refuses while another one runs. Besides the owner, only the engines of draft
+    /// heads use this one, while they submit.
+    turn: Arc<Mutex<()>>,
+}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: `&mut self` shows that no other call on the engine is running.
-        unsafe { ffi::wcuda_engine_destroy(self.0) }
+        // Inside a callback, the engine is destroyed when the call has returned that runs it.
+        let _turn = lock_outside_callbacks(&self.turn);
+        // SAFETY: no other call on the engine is running.
+        unsafe { ffi::wcuda_engine_destroy(self.native) }
     }
 }
 
@@ -146,7 +157,8 @@ impl Engine {
     /// Creates the engine of a draft head, whose rows read [features](crate::Row::features) of sequences of `target`. That
     /// engine runs the model for which the head was loaded, with the option
     /// [`draft_head`](EngineOptions::draft_head). Its memory is freed when both engines have been dropped. A step
-    /// with features is [`ErrorKind::Busy`] while another thread uses that engine.
+    /// with features is [`ErrorKind::Busy`] while another thread uses that engine, whose calls wait until such a step is
+    /// submitted.
     ///
     /// ```no_run
     /// # fn f(model: &worker_cuda::Model, head: &worker_cuda::Model) -> worker_cuda::Result<()> {
@@ -167,8 +179,10 @@ impl Engine {
     /// ```
     pub fn of_draft_head(head: &Model, options: &EngineOptions, target: &Engine) -> Result<Self> {
         let mut options = options.to_native();
-        options.target = target.handle.0;
-        Self::create(head, options)
+        options.target = target.handle.native;
+        let mut engine = Self::create(head, options)?;
+        engine.target_turn = Some(target.handle.turn.clone());
+        Ok(engine)
     }
 
     fn create(model: &Model, options: ffi::wcuda_engine_options) -> Result<Self> {
@@ -178,10 +192,14 @@ impl Engine {
             ffi::wcuda_engine_create(model.handle(), &options, &mut handle, error)
         })?;
         Ok(Self {
-            handle: Handle(handle),
+            handle: Handle {
+                native: handle,
+                turn: Arc::default(),
+            },
             model: model.clone(),
             in_flight: VecDeque::new(),
             native: NativeStep::default(),
+            target_turn: None,
         })
     }
 
@@ -194,7 +212,7 @@ impl Engine {
     pub fn info(&self) -> Result<EngineInfo> {
         let mut info = ffi::wcuda_engine_info::init();
         // SAFETY: `info` is valid and sized.
-        call(|error| unsafe { ffi::wcuda_engine_info_get(self.handle.0, &mut info, error) })?;
+        call(|error| unsafe { ffi::wcuda_engine_info_get(self.handle.native, &mut info, error) })?;
         Ok(EngineInfo {
             kv_type: KvType::from_native(info.kv_type),
             batch_invariant: info.flags & ffi::WCUDA_ENGINE_BATCH_INVARIANT != 0,
@@ -223,18 +241,20 @@ impl Engine {
     /// While profiling is on, a step runs kernel by kernel with an event around each node, which is slower. It is an
     /// error to change it while a step is in flight.
     pub fn set_profiling(&mut self, on: bool) -> Result<()> {
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: `&mut self` shows that no other call on the engine is running.
-        call(|error| unsafe { ffi::wcuda_engine_profile_set(self.handle.0, on.into(), error) })
+        call(|error| unsafe { ffi::wcuda_engine_profile_set(self.handle.native, on.into(), error) })
     }
 
     /// The nodes of the last profiled step that was waited for, with the time of each node alone. Sampling is not
     /// listed. Bytes and FLOPs count every row like the first row.
     pub fn profile(&mut self) -> Result<StepPlan> {
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         StepPlan::read(|rates, nodes, capacity, count| {
             // SAFETY: as above; the structs are valid and sized, `nodes` has as many as is said.
             call(|error| unsafe {
                 ffi::wcuda_engine_profile_list(
-                    self.handle.0,
+                    self.handle.native,
                     rates,
                     0,
                     nodes,
@@ -248,18 +268,22 @@ impl Engine {
 
     /// Prepares now what the first step of each shape would otherwise prepare.
     pub fn warm_up(&mut self) -> Result<()> {
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: `&mut self` shows that no other call on the engine is running.
-        call(|error| unsafe { ffi::wcuda_engine_warm_up(self.handle.0, error) })
+        call(|error| unsafe { ffi::wcuda_engine_warm_up(self.handle.native, error) })
     }
 
     /// Creates an empty sequence, which has no pages yet.
     pub fn create_sequence(&mut self) -> Result<Sequence> {
         let mut handle = ffi::wcuda_sequence::zeroed();
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: `handle` is valid, and `&mut self` holds the engine.
-        call(|error| unsafe { ffi::wcuda_sequence_create(self.handle.0, &mut handle, error) })?;
+        call(|error| unsafe {
+            ffi::wcuda_sequence_create(self.handle.native, &mut handle, error)
+        })?;
         Ok(Sequence {
             handle,
-            engine: self.handle.0,
+            engine: self.handle.native,
         })
     }
 
@@ -268,17 +292,19 @@ impl Engine {
     pub fn fork(&mut self, sequence: &Sequence) -> Result<Sequence> {
         self.expect_own(sequence)?;
         let mut handle = ffi::wcuda_sequence::zeroed();
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: `handle` is valid, and `&mut self` holds the sequence's engine.
         call(|error| unsafe { ffi::wcuda_sequence_fork(sequence.handle, &mut handle, error) })?;
         Ok(Sequence {
             handle,
-            engine: self.handle.0,
+            engine: self.handle.native,
         })
     }
 
     /// Removes all but the first `length` tokens of a sequence. Takes effect after the steps in flight.
     pub fn truncate(&mut self, sequence: &Sequence, length: u32) -> Result<()> {
         self.expect_own(sequence)?;
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: `&mut self` holds the sequence's engine.
         call(|error| unsafe { ffi::wcuda_sequence_truncate(sequence.handle, length, error) })
     }
@@ -319,6 +345,7 @@ impl Engine {
     ) -> Result<()> {
         self.expect_own(sequence)?;
         let count = count_of(keys.len(), "keys")?;
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: a key is 32 bytes in both languages; `&mut self` holds the sequence's engine.
         call(|error| unsafe {
             ffi::wcuda_sequence_publish(
@@ -343,6 +370,7 @@ impl Engine {
         let token_count = count_of(tokens.len(), "tokens")?;
         let key_count = count_of(keys.len(), "keys")?;
         let mut attached = 0;
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: as above; the lengths are those of the slices.
         call(|error| unsafe {
             ffi::wcuda_sequence_attach(
@@ -388,6 +416,7 @@ impl Engine {
         target: PinnedBuffer<u8>,
     ) -> Result<PendingCopy<u8>> {
         self.expect_own(sequence)?;
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         PendingCopy::start(self.model.context(), target, |pinned, event| {
             // SAFETY: the pending copy owns the memory, and the library keeps it until the copy is done even if
             // that is forgotten; `&mut self` holds the sequence's engine.
@@ -409,6 +438,7 @@ impl Engine {
         self.expect_own(sequence)?;
         let count = count_of(tokens.len(), "tokens")?;
         let tokens = tokens.as_ptr().cast();
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         PendingCopy::start(self.model.context(), source, |pinned, event| {
             // SAFETY: as above; `tokens` has `count` ids, which the call copies.
             call(|error| unsafe {
@@ -436,6 +466,7 @@ impl Engine {
         }
         let mut tokens = vec![0 as Token; count as usize];
         let data = tokens.as_mut_ptr().cast();
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: `tokens` is valid for `count` ids, and `&mut self` holds the sequence's engine.
         call(|error| unsafe {
             ffi::wcuda_sequence_tokens_get(sequence.handle, first, count, data, error)
@@ -450,10 +481,15 @@ impl Engine {
             self.expect_own(row.sequence)?;
         }
         let native = self.native.build(step)?;
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _target_turn = match &self.target_turn {
+            Some(turn) if step.rows().iter().any(Row::has_features) => Some(lock_if_free(turn)?),
+            _ => None,
+        };
         let mut ticket = 0;
         // SAFETY: `native` and all it points to are valid for the call, which copies them.
         call(|error| unsafe {
-            ffi::wcuda_step_submit(self.handle.0, &native, &mut ticket, error)
+            ffi::wcuda_step_submit(self.handle.native, &native, &mut ticket, error)
         })?;
         let ticket = Ticket(ticket);
         self.in_flight.push_back(Pending {
@@ -490,9 +526,10 @@ impl Engine {
     pub fn sample(&mut self, ticket: Ticket, rows: &[LateRow<'_>]) -> Result<()> {
         let native: Vec<_> = rows.iter().map(|row| row.to_native()).collect();
         let count = native.len() as u64;
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: `native` and the masks are valid for the call, which copies them; `&mut self` holds the engine.
         call(|error| unsafe {
-            ffi::wcuda_step_sample(self.handle.0, ticket.0, native.as_ptr(), count, error)
+            ffi::wcuda_step_sample(self.handle.native, ticket.0, native.as_ptr(), count, error)
         })
     }
 
@@ -521,10 +558,11 @@ impl Engine {
         let timeout_ms = timeout.map_or(-1, |timeout| {
             timeout.as_millis().try_into().unwrap_or(i64::MAX)
         });
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         let waited = output.fill(size, widths, |native| {
             // SAFETY: `native` points to memory of the sizes it states; `&mut self` holds the engine.
             call(|error| unsafe {
-                ffi::wcuda_step_wait(self.handle.0, ticket.0, timeout_ms, native, error)
+                ffi::wcuda_step_wait(self.handle.native, ticket.0, timeout_ms, native, error)
             })
         });
         if waited.as_ref().err().is_none_or(ends_ticket) {
@@ -540,8 +578,9 @@ impl Engine {
 
     /// Waits for all steps in flight and discards their outputs.
     pub fn drain(&mut self) -> Result<()> {
+        let _turn = lock_outside_callbacks(&self.handle.turn)?;
         // SAFETY: `&mut self` shows that no other call on the engine is running.
-        let drained = call(|error| unsafe { ffi::wcuda_engine_drain(self.handle.0, error) });
+        let drained = call(|error| unsafe { ffi::wcuda_engine_drain(self.handle.native, error) });
         if drained.as_ref().err().is_none_or(ends_ticket) {
             self.in_flight.clear();
         }
@@ -554,13 +593,25 @@ impl Engine {
     }
 
     fn expect_own(&self, sequence: &Sequence) -> Result<()> {
-        if sequence.engine.id == self.handle.0.id {
+        if sequence.engine.id == self.handle.native.id {
             return Ok(());
         }
         Err(Error::new(
             ErrorKind::InvalidArgument,
             "the sequence belongs to another engine",
         ))
+    }
+}
+
+/// Locks the turn of another engine.
+fn lock_if_free(turn: &Mutex<()>) -> Result<MutexGuard<'_, ()>> {
+    match turn.try_lock() {
+        Ok(guard) => Ok(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => {
+            let message = "target engine: another thread is using this object";
+            Err(Error::new(ErrorKind::Busy, message))
+        }
     }
 }
 

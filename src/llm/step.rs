@@ -270,6 +270,10 @@ impl<'a> Row<'a> {
         self
     }
 
+    pub(crate) fn has_features(&self) -> bool {
+        self.features.is_some()
+    }
+
     fn scored_tokens(&self) -> usize {
         if self.flags & ffi::WCUDA_ROW_TOKEN_LOGPROBS == 0 {
             return 0;
