@@ -44,8 +44,7 @@
  *   an older header. It accepts a larger struct_size if all bytes past the size that it knows are zero, and
  *   otherwise returns WCUDA_UNSUPPORTED.
  * Arrays of such structs. All elements must have the same struct_size, which is also the distance between
- *   elements in bytes. In an array that the library fills, the caller sets only struct_size of the first
- *   element.
+ *   elements in bytes. If the library fills the array, initialise only struct_size of the first element.
  * Lists. A wcuda_..._list function copies elements of a list into the caller's array: at most `capacity`
  *   elements, starting with element `first`. On success it sets *count to the number of elements in the
  *   whole list. With capacity 0 the array may be NULL. If `first` is greater than the number of elements,
@@ -286,7 +285,7 @@ typedef struct wcuda_device_caps {
   int32_t supports_concurrent_managed_access;
   int32_t is_integrated;
   int32_t ecc_enabled;
-  int32_t unified_memory; /* host and device share memory: managed memory or an integrated device */
+  int32_t unified_memory; /* host and device share memory: supports_managed_memory or is_integrated */
   int32_t supports_atomics;
   /* The next five fields describe other kinds of devices. CUDA and HOST report 0; a registered backend
    * (section 21) may set them. */
@@ -578,9 +577,9 @@ typedef struct wcuda_residency {
 #define WCUDA_RESIDENCY_INIT {sizeof(wcuda_residency), 0, 0, 0, 0, 0, 0, 0, 0, {0}}
 
 /* Checks with the driver that every allocation, including borrowed memory, is device memory of this
- * context's device and has no host address. All other allocations are counted in `residency` and logged as
- * errors; the function still returns WCUDA_OK. On HOST, memory that the backend allocated counts as device
- * memory. [any thread] */
+ * context's device and has no host address. Allocations that fail are counted in `residency` and logged
+ * as errors; the function still returns WCUDA_OK. On HOST, memory that the backend allocated counts as
+ * device memory. [any thread] */
 WCUDA_API wcuda_status wcuda_context_residency_get(wcuda_context context,
                                                    wcuda_residency* residency, wcuda_error* error);
 

@@ -247,9 +247,9 @@ typedef struct wcuda_engine_options {
    * 6 * embedding_length bytes for each position. The head must have been loaded with this model as its
    * target. */
   wcuda_model draft_head;
-  /* The engine whose sequences have the features that a draft head reads. Required for the engine of a
-   * draft head; otherwise id 0. The target's memory is freed when both engines are destroyed. Submitting a
-   * step that reads features uses both engines. */
+  /* The engine of the target model, whose features the draft head reads. Required for the engine of a draft
+   * head; otherwise id 0. The target's memory is freed when both engines are destroyed. Submitting a step
+   * that reads features is a call on both engines. */
   wcuda_engine target;
 } wcuda_engine_options;
 #define WCUDA_ENGINE_OPTIONS_INIT {sizeof(wcuda_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}}
@@ -450,8 +450,8 @@ typedef struct wcuda_engine_info {
   uint32_t sequence_count;     /* sequences that exist now */
   uint32_t steps_in_flight;
   uint64_t kv_page_count;
-  uint64_t kv_free_page_count; /* free pages, including cached pages, once the steps in flight have
-                                  finished */
+  uint64_t kv_free_page_count; /* free pages, including cached pages and pages that only steps in
+                                  flight still use */
   uint64_t kv_bytes;
   uint64_t scratch_bytes;
   uint64_t kv_cached_page_count; /* pages that have a key and that no sequence holds */
@@ -467,10 +467,10 @@ typedef struct wcuda_engine_info {
 WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
                                              wcuda_error* error);
 
-/* Does the work that would otherwise delay the first steps. On CUDA, it captures the graphs of the steps
- * whose rows have one token each and neither drafts, hidden states, features nor raw log probabilities; on
- * HOST, it starts the threads and touches the memory. Returns WCUDA_INVALID_STATE if a step in flight has
- * late rows that were not sampled. [external: engine] */
+/* Does the work that would otherwise delay the first steps. On CUDA, it captures the graphs of steps in
+ * which each row has one token and no drafts, hidden states, features or raw log probabilities; on HOST, it
+ * starts the threads and touches the memory. Returns WCUDA_INVALID_STATE if rows of a step in flight
+ * wait for wcuda_step_sample. [external: engine] */
 WCUDA_API wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error);
 
 /* A sequence: the tokens of one conversation, with their keys and values in KV pages. */
@@ -507,9 +507,9 @@ WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32
                                                  wcuda_error* error);
 
 /* A name for the contents of a full KV page. Pages with equal keys must have equal contents: the caller
- * derives the key from the tokens of the page, all tokens before them, and everything else that separates
- * the sequences of two users, for example with a chain of BLAKE3 digests. The library cannot check this. It
- * only compares keys. */
+ * derives the key, for example with a chain of BLAKE3 digests, from the tokens of the page, all tokens
+ * before them, and anything else by which sequences of two users must differ. The library cannot check
+ * this. It only compares keys. */
 typedef struct wcuda_page_key {
   uint8_t bytes[32];
 } wcuda_page_key;
@@ -596,10 +596,10 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  * can be destroyed or truncated, but not forked, and the next step must not have rows for them.
  *
  * A row may have draft tokens: a guess, from any source, of the tokens that the sequence is about to sample.
- * The step computes them after the row's tokens, and samples at each of these positions with the random
- * number of that position. A draft token is accepted if it is the token that was sampled for its position
- * and all draft tokens before it are accepted. The row returns the tokens that were sampled up to the
- * first draft that is not accepted, 1 to 16 of them. A run without drafts samples the same tokens:
+ * The step computes them after the row's tokens. It samples after the row's last token and each draft, with
+ * the sampled position's random number. A draft token is accepted if it is the token that was sampled for
+ * its position and all draft tokens before it are accepted. The row returns the tokens that were sampled up
+ * to the first draft that is not accepted, 1 to 16 of them. Without drafts they would be the same.
  *
  *   row.tokens = &last;                sequence    … last | 7   3   9  drafts
  *   row.token_count = 1;               sampled              7   3   4  5
@@ -619,7 +619,7 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  */
 
 #define WCUDA_ROW_OK 0
-#define WCUDA_ROW_HELD 1       /* wcuda_step_sample held the row or its sequence was destroyed */
+#define WCUDA_ROW_HELD 1       /* wcuda_step_sample held the row, or its sequence was destroyed */
 #define WCUDA_ROW_EMPTY_MASK 2 /* logit bias and mask exclude every token */
 #define WCUDA_ROW_NOT_FINITE 3 /* a logit was NaN or +infinity */
 #define WCUDA_ROW_SKIPPED 4    /* the previous step had a failed row of this sequence */
@@ -716,10 +716,10 @@ typedef struct wcuda_row {
   uint32_t token_top_logprobs;    /* number of most likely tokens to report for each token, at most
                                      max_top_logprobs */
   /* Only in the engine of a draft head: a sequence of the target engine. The row's token at position p is
-   * the token that follows position p of this sequence, and the row reads the features of position p. Wait
-   * for the target's steps that compute these features before submitting the row. Until the row has been
-   * waited for, the target does not write to the pages that the row reads. Id 0: the row has one token,
-   * and the head's own state after the previous token replaces the features. */
+   * this sequence's token at position p + 1, and the row reads the features of position p. Wait for the
+   * target's steps that compute these features before submitting the row. The library keeps the pages that
+   * the row reads unchanged until the row has been waited for. Id 0: the row has one token, and the head's
+   * own state after the previous token replaces the features. */
   wcuda_sequence features;
 } wcuda_row;
 #define WCUDA_ROW_INIT {sizeof(wcuda_row), 0, {0}, NULL, NULL, 0, 0, NULL, NULL, 0, 0, 0, 0, {0}}

@@ -18,10 +18,12 @@
 // Decode: a warp computes 16 positions at a time. Operand A is keys (positions by elements),
 // operand B the queries of up to 8 heads of a key-value head. For lane = 4g + t:
 //
-//                head 0 … 7                             head 0 … 7
-//   position g   s s s s s s s s     softmax, and the     w   →   sums (elements by heads) +=
-//   position g+8 s s s s s s s s     transposed tile is   w       values (elements by positions) *
-//   w lane: rows g, g + 8, columns 2t, 2t + 1               operand B of the second MMA
+//                head 0 … 7
+//   position g   s s s s s s s s     a lane has rows g and g + 8, columns 2t and 2t + 1
+//   position g+8 s s s s s s s s
+//
+// Softmax turns scores s into weights w. Their tile, transposed between lanes, is operand B of the
+// second MMA: sums (elements by heads) += values (elements by positions) * w.
 //
 // Prefill: two warpgroups compute 64 tokens each, and a third loads:
 //
@@ -72,9 +74,9 @@ struct AttentionKernelArgs {
   // Rows of a group share leading pages: attention_prefill_warpgroup computes partial results of
   // these, and attention_decode combines them with its own. Requires a window of 0.
   bool is_shared = false;
-  // Number of tiles of 16 positions before the tile of a row's own position whose keys and values
-  // this step may store. 0 without drafts. 1 if each row has one token, and thus follows at most
-  // kDecodeDraftsMax others of its sequence. kAllTiles if a row may follow one of several tokens.
+  // This step may store keys and values in the tile (16 positions) of a row's own position and in
+  // this many tiles before it. 0 without drafts. 1 if all rows have one token: at most
+  // kDecodeDraftsMax rows of the same sequence precede a row. kAllTiles if some have several.
   uint32_t stored_tiles = 0;
   // attention_decode_group triggers the next kernel at its start instead of after its wait. The
   // launcher may also set this flag.
@@ -94,9 +96,9 @@ uint32_t decode_partial_floats(uint32_t head_count, uint32_t kv_head_count, uint
 
 // Must be called once for each format and head length, before a graph is captured.
 cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length, const Launch& launch);
-// Skips rows that do not have exactly one token. The kernel reads the keys and values of earlier
-// positions before its dependent wait, except those of stored_tiles, so no kernel after
-// attention_plan may have written them.
+// Skips rows that do not have exactly one token. Before its dependent wait, the kernel reads the
+// keys and values of earlier positions outside stored_tiles: kernels between attention_plan and
+// this one must not write them.
 cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

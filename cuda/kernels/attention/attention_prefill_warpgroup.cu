@@ -137,7 +137,7 @@ class BlockItems {
       : args_(args), count_(count) {}
 
   // Writes the next item; returns whether there is one. Only items of shared pages can be empty.
-  // Others are not tested, because the test would wait for their loads.
+  // Others are not tested, because the test would wait until their fields are loaded.
   __device__ bool next(Item* item) {
     while (round_ * gridDim.x < count_) {
       const uint32_t place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
@@ -558,7 +558,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
   const auto release = [&](uint32_t barrier) {
     if (lane == 0) mbarrier_arrive(barrier);
   };
-  // For shorter heads turns cost more than they save: 1 % of a 1B model's time for 4,096 tokens.
+  // Shorter heads lose by taking turns: 1 % of a 1B model's time for 4,096 tokens.
   constexpr bool kIsPingPong = kLength > 64;
   const auto wait_for_turn = [&] {
     if constexpr (kIsPingPong) named_barrier_sync(kPingPongBarrier + group, 2 * kGroupThreads);

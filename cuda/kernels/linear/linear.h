@@ -10,8 +10,8 @@
 //
 // Weights are packed tiles (kernels/shared/packed_tile.h), read once per launch or, with more than
 // 8 tokens, once per tile of tokens. Bytes moved: the matrices, x from L2, and the outputs.
-// Activations are f16, or two int8 terms per value: 16 bits relative to the largest of 32 values
-// (of 256 in linear_vector with 3 or more tokens). Sums are f32 in a fixed order, without atomics.
+// Activations are f16, or 16-bit values as two int8 terms, scaled by the largest of 32 values (of
+// 256 in linear_vector with 3 or more tokens). Sums are f32 in a fixed order, without atomics.
 //
 // A Tile (tile.cuh) describes a weight format: how a lane converts its bytes to operand A. Operand
 // fragments of a warp, lane = 4g + t:

@@ -51,7 +51,7 @@ namespace wcuda::kernels {
 struct BatchTile {
   uint32_t matrix;
   uint32_t first_row;
-  uint32_t rows;  // of the tile; in a gated layer, of its gate half, and as many of its up half
+  uint32_t rows;  // of each matrix in the tile: all, or in a gated layer half for gate, half for up
   bool is_gate;
 
   __device__ BatchTile(const LinearBatchParams& params, uint32_t index) {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
       Operand& operand = operands[kIsEarly ? half : 0];
       if (!kIsEarly && m == 0) operand.load(place, half, lane);
       // Only the products of the previous group may still be in flight. The operand registers of
-      // the group before it are free and, at the second group of stage 1, so is stage 0.
+      // the group before that are free. At the second group of stage 1, so is stage 0.
       wgmma_wait<1>();
       if (group == kStageGroups + 1) release(last);
       operand.group(half, m, lane, a[group % 2]);

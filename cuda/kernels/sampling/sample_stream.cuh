@@ -26,7 +26,7 @@ constexpr uint32_t kStreamWarps = kStreamBlocks * kWarps;
 constexpr uint32_t kItemsPerLane = kStreamWarps / 32;
 constexpr uint32_t kStreamRowsMax = 64;       // of a cluster
 constexpr uint32_t kStreamSlotsMax = 3;       // rows of logits in shared memory
-constexpr uint32_t kStreamListPerThread = 8;  // like kListPerThread etc., for longer lists
+constexpr uint32_t kStreamListPerThread = 8;  // this and the next 3: kList… for longer lists
 constexpr uint32_t kStreamListMax = kStreamListPerThread * kBlockThreads;
 constexpr uint32_t kStreamListForTopP = 2100;
 constexpr uint32_t kStreamListWantedMax = 2400;
@@ -46,8 +46,8 @@ struct __align__(16) StreamRow {
   uint32_t logits_row;
   float temperature;
   float min_p_distance;
-  // Each warp proposes a threshold that at least `lanes` of its lanes reach. The list's threshold
-  // is one that all proposals of at least `groups` groups of kItemsPerLane warps reach. 0: none.
+  // Each warp proposes a threshold that at least `lanes` of its lanes reach. Warps form groups of
+  // kItemsPerLane. In `groups` groups or more, all proposals reach the list's threshold. 0: none.
   uint32_t lanes, groups;
   bool has_changes, has_list;
   bool has_other_sum;  // a sum of weights at the row's temperature
@@ -368,8 +368,8 @@ struct Stream {
     if (left != Left::kNothing && threadIdx.x == 0) r.params->pending[r.index] = 1;
   }
 
-  // Draws row k from all tokens (rule 7 of ops/sampling.h). Finds the warp that has the token from
-  // the sums of weights and rereads its logits, or its whole block's if bias, mask or penalties
+  // Draws row k from all tokens (rule 7 of ops/sampling.h). From the sums of weights, finds the
+  // warp that has the token. Rereads its logits, or its whole block's if bias, mask or penalties
   // apply.
   __device__ void locate_again(uint32_t k, const Item& all, const Candidates& candidates,
                                double log_sum) {
