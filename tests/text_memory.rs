@@ -3,35 +3,11 @@
 //! The allocator of this program counts, so what is measured is the same on every machine.
 #![cfg(feature = "text")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use worker_cuda::ErrorKind;
 use worker_cuda::text::{ChatTemplate, TemplateInput, TemplateLimits};
 
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+#[path = "support/peak_memory.rs"]
+mod peak_memory;
 
 const WORKING_BYTES: usize = 1 << 25;
 /// The program of a template, its input and the interpreter's own tables.
@@ -81,18 +57,17 @@ fn memory_stays_below_the_limit() {
 
     for source in GROWING {
         let template = ChatTemplate::new(source).unwrap().with_limits(limits);
-        let before = LIVE.load(Ordering::Relaxed);
-        PEAK.store(before, Ordering::Relaxed);
+        let before = peak_memory::begin_peak();
 
         let error = template.render(&input).expect_err(source);
 
-        let peak = PEAK.load(Ordering::Relaxed) - before;
+        let peak = peak_memory::peak() - before;
         assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{source}: {error}");
         assert!(
             peak <= WORKING_BYTES + FIXED_BYTES,
             "{peak} bytes at most: {source}"
         );
-        let after = LIVE.load(Ordering::Relaxed);
+        let after = peak_memory::live();
         assert!(
             after <= before + (1 << 16),
             "{} bytes stay: {source}",

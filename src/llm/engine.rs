@@ -51,10 +51,16 @@ struct Handle {
     turn: Arc<Mutex<()>>,
 }
 
+impl Handle {
+    fn take_turn(&self) -> Result<MutexGuard<'_, ()>> {
+        lock_outside_callbacks(&self.turn)
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         // Inside a callback, the engine is destroyed when the call has returned that runs it.
-        let _turn = lock_outside_callbacks(&self.turn);
+        let _turn = self.take_turn();
         // SAFETY: no other call on the engine is running.
         unsafe { ffi::wcuda_engine_destroy(self.native) }
     }
@@ -241,7 +247,7 @@ impl Engine {
     /// While profiling is on, a step runs kernel by kernel with an event around each node, which is slower. It is an
     /// error to change it while a step is in flight.
     pub fn set_profiling(&mut self, on: bool) -> Result<()> {
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: `&mut self` shows that no other call on the engine is running.
         call(|error| unsafe { ffi::wcuda_engine_profile_set(self.handle.native, on.into(), error) })
     }
@@ -249,7 +255,7 @@ impl Engine {
     /// The nodes of the last profiled step that was waited for, with the time of each node alone. Sampling is not
     /// listed. Bytes and FLOPs count every row like the first row.
     pub fn profile(&mut self) -> Result<StepPlan> {
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         StepPlan::read(|rates, nodes, capacity, count| {
             // SAFETY: as above; the structs are valid and sized, `nodes` has as many as is said.
             call(|error| unsafe {
@@ -268,7 +274,7 @@ impl Engine {
 
     /// Prepares now what the first step of each shape would otherwise prepare.
     pub fn warm_up(&mut self) -> Result<()> {
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: `&mut self` shows that no other call on the engine is running.
         call(|error| unsafe { ffi::wcuda_engine_warm_up(self.handle.native, error) })
     }
@@ -276,7 +282,7 @@ impl Engine {
     /// Creates an empty sequence, which has no pages yet.
     pub fn create_sequence(&mut self) -> Result<Sequence> {
         let mut handle = ffi::wcuda_sequence::zeroed();
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: `handle` is valid, and `&mut self` holds the engine.
         call(|error| unsafe {
             ffi::wcuda_sequence_create(self.handle.native, &mut handle, error)
@@ -292,7 +298,7 @@ impl Engine {
     pub fn fork(&mut self, sequence: &Sequence) -> Result<Sequence> {
         self.expect_own(sequence)?;
         let mut handle = ffi::wcuda_sequence::zeroed();
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: `handle` is valid, and `&mut self` holds the sequence's engine.
         call(|error| unsafe { ffi::wcuda_sequence_fork(sequence.handle, &mut handle, error) })?;
         Ok(Sequence {
@@ -304,7 +310,7 @@ impl Engine {
     /// Removes all but the first `length` tokens of a sequence. Takes effect after the steps in flight.
     pub fn truncate(&mut self, sequence: &Sequence, length: u32) -> Result<()> {
         self.expect_own(sequence)?;
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: `&mut self` holds the sequence's engine.
         call(|error| unsafe { ffi::wcuda_sequence_truncate(sequence.handle, length, error) })
     }
@@ -345,7 +351,7 @@ impl Engine {
     ) -> Result<()> {
         self.expect_own(sequence)?;
         let count = count_of(keys.len(), "keys")?;
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: a key is 32 bytes in both languages; `&mut self` holds the sequence's engine.
         call(|error| unsafe {
             ffi::wcuda_sequence_publish(
@@ -370,7 +376,7 @@ impl Engine {
         let token_count = count_of(tokens.len(), "tokens")?;
         let key_count = count_of(keys.len(), "keys")?;
         let mut attached = 0;
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: as above; the lengths are those of the slices.
         call(|error| unsafe {
             ffi::wcuda_sequence_attach(
@@ -416,7 +422,7 @@ impl Engine {
         target: PinnedBuffer<u8>,
     ) -> Result<PendingCopy<u8>> {
         self.expect_own(sequence)?;
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         PendingCopy::start(self.model.context(), target, |pinned, event| {
             // SAFETY: the pending copy owns the memory, and the library keeps it until the copy is done even if
             // that is forgotten; `&mut self` holds the sequence's engine.
@@ -438,7 +444,7 @@ impl Engine {
         self.expect_own(sequence)?;
         let count = count_of(tokens.len(), "tokens")?;
         let tokens = tokens.as_ptr().cast();
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         PendingCopy::start(self.model.context(), source, |pinned, event| {
             // SAFETY: as above; `tokens` has `count` ids, which the call copies.
             call(|error| unsafe {
@@ -466,7 +472,7 @@ impl Engine {
         }
         let mut tokens = vec![0 as Token; count as usize];
         let data = tokens.as_mut_ptr().cast();
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: `tokens` is valid for `count` ids, and `&mut self` holds the sequence's engine.
         call(|error| unsafe {
             ffi::wcuda_sequence_tokens_get(sequence.handle, first, count, data, error)
@@ -481,7 +487,7 @@ impl Engine {
             self.expect_own(row.sequence)?;
         }
         let native = self.native.build(step)?;
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         let _target_turn = match &self.target_turn {
             Some(turn) if step.rows().iter().any(Row::has_features) => Some(lock_if_free(turn)?),
             _ => None,
@@ -526,7 +532,7 @@ impl Engine {
     pub fn sample(&mut self, ticket: Ticket, rows: &[LateRow<'_>]) -> Result<()> {
         let native: Vec<_> = rows.iter().map(|row| row.to_native()).collect();
         let count = native.len() as u64;
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: `native` and the masks are valid for the call, which copies them; `&mut self` holds the engine.
         call(|error| unsafe {
             ffi::wcuda_step_sample(self.handle.native, ticket.0, native.as_ptr(), count, error)
@@ -558,7 +564,7 @@ impl Engine {
         let timeout_ms = timeout.map_or(-1, |timeout| {
             timeout.as_millis().try_into().unwrap_or(i64::MAX)
         });
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         let waited = output.fill(size, widths, |native| {
             // SAFETY: `native` points to memory of the sizes it states; `&mut self` holds the engine.
             call(|error| unsafe {
@@ -578,7 +584,7 @@ impl Engine {
 
     /// Waits for all steps in flight and discards their outputs.
     pub fn drain(&mut self) -> Result<()> {
-        let _turn = lock_outside_callbacks(&self.handle.turn)?;
+        let _turn = self.handle.take_turn()?;
         // SAFETY: `&mut self` shows that no other call on the engine is running.
         let drained = call(|error| unsafe { ffi::wcuda_engine_drain(self.handle.native, error) });
         if drained.as_ref().err().is_none_or(ends_ticket) {

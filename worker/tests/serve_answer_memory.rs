@@ -2,39 +2,14 @@
 //!
 //! The allocator of this program counts, so what is measured is the same on every machine.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use serde_json::json;
 
 use http::Served;
 
 #[path = "support/http.rs"]
 mod http;
-
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+#[path = "../../tests/support/peak_memory.rs"]
+mod peak_memory;
 
 const TOKENS: usize = 4000;
 /// Of a token with one alternative: in the service, in the answer, and as text here and at the client.
@@ -56,12 +31,11 @@ fn log_probabilities_take_little_more_memory_than_their_text() {
         "logprobs": 1,
     });
     for (path, body) in [("/v1/chat/completions", chat), ("/v1/completions", text)] {
-        let before = LIVE.load(Ordering::Relaxed);
-        PEAK.store(before, Ordering::Relaxed);
+        let before = peak_memory::begin_peak();
 
         let reply = served.post(path, &body);
 
-        let bytes = PEAK.load(Ordering::Relaxed) - before;
+        let bytes = peak_memory::peak() - before;
         let usage = &reply.ok()["usage"];
         assert_eq!(usage["completion_tokens"], TOKENS);
         println!("{path}: {bytes} bytes");

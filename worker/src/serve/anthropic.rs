@@ -87,11 +87,7 @@ fn as_chat(mut fields: Fields) -> Result<Conversation> {
         ("reasoning_effort", "output_config.effort"),
         ("tool_choice.function", "tool_choice"),
     ]);
-    for name in SHARED {
-        if let Some(value) = fields.take(name) {
-            chat.fields.insert(name.into(), value);
-        }
-    }
+    chat.take(&mut fields, &SHARED);
     fields.skip(&HARMLESS);
     if let Some(stop) = fields.take("stop_sequences") {
         chat.fields.insert("stop".into(), stop);

@@ -33,6 +33,15 @@ impl Chat {
         }
     }
 
+    /// Takes the fields that mean the same in a chat.
+    pub fn take(&mut self, fields: &mut Fields, names: &[&str]) {
+        for &name in names {
+            if let Some(value) = fields.take(name) {
+                self.fields.insert(name.into(), value);
+            }
+        }
+    }
+
     /// Appends a message, which is what has this name in the client's request.
     pub fn push(&mut self, original: &str, message: Value) {
         self.names.add(self.next_message(), original);

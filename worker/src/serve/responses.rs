@@ -65,11 +65,7 @@ fn as_chat(mut fields: Fields) -> Result<Conversation> {
         ("response_format", "text.format"),
         ("reasoning_effort", "reasoning.effort"),
     ]);
-    for name in SHARED {
-        if let Some(value) = fields.take(name) {
-            chat.fields.insert(name.into(), value);
-        }
-    }
+    chat.take(&mut fields, &SHARED);
     fields.skip(&HARMLESS);
     fields.refuse(&[
         "background",
