@@ -229,6 +229,22 @@ fn sources_of_one_engine_compute_together_and_have_room_one_after_the_other() {
     assert_eq!(info.info().unwrap().sequence_count, 0);
 }
 
+#[test]
+fn parameters_that_the_engine_refuses_end_no_other_source() {
+    let model = target();
+    let mut first = ModelDraft::new(&model, &model, &options().max_sequences(2)).unwrap();
+    let mut second = first.clone();
+    first.begin(&PROMPT, &[]);
+    first.sample_like(&Sampling::with_temperature(f32::NAN, 1));
+    let mut none = Vec::new();
+    first.draft(&PROMPT, 4, &mut none);
+    assert!(none.is_empty());
+
+    assert_eq!(guesses(&mut second, &PROMPT, 4).0.len(), 4);
+    first.begin(&PROMPT, &[]);
+    assert_eq!(guesses(&mut first, &PROMPT, 4).0.len(), 4);
+}
+
 fn difference(change: impl FnOnce(&mut Vocabulary)) -> String {
     let mut other = letters();
     change(&mut other);

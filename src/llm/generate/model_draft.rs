@@ -421,12 +421,17 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Whether the engine can be used after this error: others have taken the pages, or the sequence that a head reads
-    /// has been dropped or has another length.
+    /// Whether the engine can be used after this error: others have taken the pages, a text's sampling parameters are
+    /// wrong or have too many biases for one step, or the sequence that a head reads has been dropped or has another
+    /// length.
     fn is_passing(&self, kind: ErrorKind) -> bool {
-        use ErrorKind::{Busy, InvalidHandle, InvalidState, OutOfPages, OutOfRange};
+        use ErrorKind::{
+            Busy, InvalidArgument, InvalidHandle, InvalidState, LimitExceeded, OutOfPages,
+            OutOfRange,
+        };
         let of_target = [Busy, InvalidHandle, InvalidState, OutOfRange].contains(&kind);
-        kind == OutOfPages || self.is_head && of_target
+        let of_text = [OutOfPages, InvalidArgument, LimitExceeded].contains(&kind);
+        of_text || self.is_head && of_target
     }
 
     /// Gives each text a sequence that holds the beginning of it, if there is room for all of it.
