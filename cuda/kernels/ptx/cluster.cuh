@@ -22,7 +22,7 @@ __device__ __forceinline__ uint32_t cluster_size() {
 #endif
   return size;
 }
-// The two halves of a barrier of the cluster; it orders accesses to shared memory.
+// The two halves of a barrier of the cluster; it orders accesses to memory between its blocks.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

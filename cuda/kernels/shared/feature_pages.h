@@ -16,12 +16,26 @@ struct FeaturePages {
   uint32_t first_layer = 0;
   uint64_t page_layer_bytes = 0;  // of a page in one layer, keys and values; even
   uint32_t width = 0;
+};
 
-  WCUDA_HOST_DEVICE uint16_t* at(uint32_t page, uint32_t position, uint32_t column) const {
-    const uint64_t byte = (uint64_t{position % kPagePositions} * width + column) * 2;
-    const uint64_t layer = first_layer + byte / page_layer_bytes;
-    return reinterpret_cast<uint16_t*>(data + (layer * page_count + page) * page_layer_bytes +
-                                       byte % page_layer_bytes);
+// The features of one token.
+struct FeatureRow {
+  uint8_t* page;  // in the first layer of its features
+  uint64_t page_bytes, layer_bytes;
+  uint64_t offset;  // of its first feature
+
+  WCUDA_HOST_DEVICE FeatureRow(const FeaturePages& pages, uint32_t index, uint32_t position)
+      : page_bytes(pages.page_layer_bytes), layer_bytes(pages.page_count * page_bytes) {
+    const uint64_t byte = uint64_t{position % kPagePositions} * pages.width * 2;
+    const uint64_t layer = byte / page_bytes;
+    page = pages.data + (pages.first_layer + layer) * layer_bytes + index * page_bytes;
+    offset = byte - layer * page_bytes;
+  }
+  WCUDA_HOST_DEVICE uint16_t* at(uint32_t column) const {
+    uint8_t* own = page;
+    uint64_t byte = offset + uint64_t{column} * 2;
+    for (; byte >= page_bytes; byte -= page_bytes) own += layer_bytes;
+    return reinterpret_cast<uint16_t*>(own + byte);
   }
 };
 

@@ -298,11 +298,11 @@ Status HostOps::keep_features(const Node&, const KeepFeaturesArgs& args) {
     const uint32_t page =
         batch.page_tables[uint64_t{batch.token_rows[token]} * batch.page_table_stride +
                           position / kPageTokens];
+    const kernels::FeatureRow features(args.pages, page, position);
     for (uint32_t third = 0; third < 3; ++third) {
       if ((args.thirds >> third & 1) == 0) continue;
       for (uint32_t c = 0; c < cols; ++c)
-        *args.pages.at(page, position, third * cols + c) =
-            float_to_bf16(args.x[uint64_t{token} * cols + c]);
+        *features.at(third * cols + c) = float_to_bf16(args.x[uint64_t{token} * cols + c]);
     }
   });
   return {};
@@ -322,7 +322,8 @@ Status HostOps::read_features(const Node&, const ReadFeaturesArgs& args) {
     }
     const uint32_t page =
         args.page_tables[uint64_t{row} * args.page_table_stride + position / kPageTokens];
-    for (uint32_t c = 0; c < width; ++c) out[c] = bf16_to_float(*args.pages.at(page, position, c));
+    const kernels::FeatureRow features(args.pages, page, position);
+    for (uint32_t c = 0; c < width; ++c) out[c] = bf16_to_float(*features.at(c));
     if (args.norm != nullptr) kernels_.rms_norm(out, args.norm, width, args.epsilon, out);
   });
   return {};
