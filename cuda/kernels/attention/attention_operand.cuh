@@ -16,6 +16,13 @@ __device__ __forceinline__ void store_operand_scale(const HalfOperand& out, uint
   out.scales[token] = 1.0f / kOperandFactor;
 }
 
+// One store of 16 bytes. The compiler makes four of an assignment here.
+__device__ __forceinline__ void store_piece(uint32_t* piece, const uint32_t (&words)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(piece), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 // The inputs of one token of an operand.
 struct OperandRow {
   uint32_t* words;       // of piece 0, if it were not exchanged
@@ -25,10 +32,9 @@ struct OperandRow {
 
   __device__ OperandRow(const HalfOperand& out, uint32_t token)
       : panel_words(out.tile_tokens * 32), exchange(token % 8), order(out.order) {
-    const uint32_t tile = token / out.tile_tokens;
-    const uint64_t panel = uint64_t{tile} * (out.depth / 64);
+    const uint64_t panel = uint64_t{out.tile_of(token)} * (out.depth / 64);
     words = reinterpret_cast<uint32_t*>(out.h) + panel * panel_words +
-            (token - tile * out.tile_tokens) * 32;
+            (token & (out.tile_tokens - 1)) * 32;
   }
   __device__ __forceinline__ uint32_t* piece(uint32_t index) const {
     return words + uint64_t{index / 8} * panel_words + (index % 8 ^ exchange) * 4;
@@ -47,34 +53,43 @@ struct OperandRow {
     piece(first + 1)[place.word] = pack_halves(is_cross ? values.y : values.z, values.w);
   }
 
-  // Stores a group of 32 inputs of which lane t of a quad has 8w + 2t and 8w + 2t + 1 in words[w],
-  // as the accumulators of an MMA do. `input` is the first of the group. All lanes of the warp call
-  // it; `is_stored` is the same for a quad.
-  __device__ __forceinline__ void store_group(uint32_t input, uint32_t (&words)[4], uint32_t lane,
-                                              bool is_stored) const {
+  // Stores `count` of kGroups groups of 32 inputs. Of each group lane t of a quad has 8w + 2t and
+  // 8w + 2t + 1 in word w, as the accumulators of an MMA do. `input` is the first of all. All lanes
+  // of the warp call it; `is_stored` is the same for a quad.
+  template <int kGroups>
+  __device__ __forceinline__ void store_groups(uint32_t input, uint32_t count,
+                                               uint32_t (&words)[kGroups][4], uint32_t lane,
+                                               bool is_stored) const {
     const uint32_t t = lane % 4;
-    const bool is_odd = t % 2 == 1;
     if (order == InputOrder::kCross) {
       // Of each four inputs even lanes get 0 and 2, odd ones 1 and 3.
+      const bool is_odd = t % 2 == 1;
 #pragma unroll
-      for (uint32_t w = 0; w < 4; w += 2) {
-        const uint32_t sent = __byte_perm(words[w], words[w + 1], is_odd ? 0x5410 : 0x7632);
-        const uint32_t got = __shfl_xor_sync(~0u, sent, 1);
-        words[w] = __byte_perm(words[w], got, is_odd ? 0x3254 : 0x5410);
-        words[w + 1] = __byte_perm(words[w + 1], got, is_odd ? 0x3276 : 0x7610);
-      }
+      for (int group = 0; group < kGroups; ++group)
+#pragma unroll
+        for (uint32_t w = 0; w < 4; w += 2) {
+          uint32_t &low = words[group][w], &high = words[group][w + 1];
+          const uint32_t sent = __byte_perm(low, high, is_odd ? 0x5410 : 0x7632);
+          const uint32_t got = __shfl_xor_sync(~0u, sent, 1);
+          low = __byte_perm(low, got, is_odd ? 0x3254 : 0x5410);
+          high = __byte_perm(high, got, is_odd ? 0x3276 : 0x7610);
+        }
     }
     if (!is_stored) return;
     if (has_whole_pieces()) {
-      *reinterpret_cast<uint4*>(piece(input / 8 + t)) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll
+      for (uint32_t group = 0; group < kGroups; ++group)
+        if (group < count) store_piece(piece(input / 8 + group * 4 + t), words[group]);
       return;
     }
 #pragma unroll
-    for (uint32_t w = 0; w < 4; ++w) {
-      const QuarterPlace place = place_of_quarter(order, 2 * w + t / 2);
-      piece(input / 8 + place.piece + t % 2)[place.word] = words[w];
-    }
+    for (uint32_t group = 0; group < kGroups; ++group)
+#pragma unroll
+      for (uint32_t w = 0; w < 4; ++w) {
+        const QuarterPlace place = place_of_quarter(order, 2 * w + t / 2);
+        if (group < count)
+          piece(input / 8 + group * 4 + place.piece + t % 2)[place.word] = words[group][w];
+      }
   }
 
   // Stores a group of 32 inputs of which lane 4g + t has 8w + g in half w % 2 of words[w / 2], for

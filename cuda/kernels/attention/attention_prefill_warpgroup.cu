@@ -76,35 +76,45 @@ using StageCounter = PipelineCounter<kStages>;
 // `tokens` below are pairs of a row and a query head.
 struct Item {
   uint32_t row, head, kv_head;
-  uint32_t heads = 1;  // query heads from `head` on
+  uint32_t heads = 1;                   // query heads from `head` on
+  uint32_t heads_reciprocal = 1 << 16;  // of `heads`, times 2^16, rounded up
   uint32_t split = 0;
   uint32_t first_token, token_count, first_position;
   uint32_t first_key, end;          // positions that any of its tokens sees
   uint32_t block_begin, block_end;  // of 128 keys
+  uint32_t stored_from;             // the step stores keys from this position on
 
   Item() = default;
   __device__ Item(const AttentionKernelArgs& args, uint32_t index) {
     if (args.is_shared) {
       const AttentionPlan& plan = args.plan;
       const uint32_t tile_items = args.pages.head_count * plan.shared_splits;
-      const SharedTile tile = plan.shared_tiles[index / tile_items];
+      const SharedTile* const tiles = plan.shared_tiles + index / tile_items;
+      const SharedTile tile{__ldcg(&tiles->row), __ldcg(&tiles->row_count), __ldcg(&tiles->pages)};
       const SharedSplits splits = shared_splits(tile.pages, plan.shared_splits);
       row = tile.row;
       kv_head = index % tile_items / plan.shared_splits;
       split = index % plan.shared_splits;
       heads = plan.group_heads;
+      heads_reciprocal = ((1 << 16) + heads - 1) / heads;
       head = kv_head * heads;
-      first_token = args.step.rows[row].first_token;
+      first_token = __ldcg(&args.step.rows[row].first_token);
       token_count = tile.row_count * heads;
       first_position = UINT32_MAX / 2;  // sees all keys
       first_key = split * splits.positions;
       end = min(first_key + splits.positions, tile.pages * kPagePositions);
       block_begin = first_key / kBlockKeys;
       block_end = split < splits.count ? (end + kBlockKeys - 1) / kBlockKeys : block_begin;
+      stored_from = UINT32_MAX;
       return;
     }
-    const PrefillTile tile = args.plan.tiles[index / args.head_count];
-    const StepRow step_row = args.step.rows[tile.row];
+    const PrefillTile* const tiles = args.plan.tiles + index / args.head_count;
+    const PrefillTile tile{__ldcg(&tiles->row), __ldcg(&tiles->first_token)};
+    const StepRow* const rows = args.step.rows + tile.row;
+    const struct {
+      uint32_t first_token, token_count, first_position;
+    } step_row{__ldcg(&rows->first_token), __ldcg(&rows->token_count),
+               __ldcg(&rows->first_position)};
     row = tile.row;
     head = index % args.head_count;
     kv_head = head / (args.head_count / args.pages.head_count);
@@ -115,12 +125,15 @@ struct Item {
     end = first_position + token_count;
     block_begin = first_key / kBlockKeys;
     block_end = (end + kBlockKeys - 1) / kBlockKeys;
+    stored_from = step_row.first_position;
   }
+  // Whether the step stores keys of a block. These may be read only after the dependent wait.
+  __device__ bool is_stored(uint32_t block) const { return (block + 1) * kBlockKeys > stored_from; }
   __device__ bool is_empty() const { return block_begin == block_end; }
   // Returns the index of the (token, query head) pair of a row of the tile.
   __device__ uint64_t place(const AttentionKernelArgs& args, uint32_t tile_row) const {
-    if (heads == 1) return uint64_t{first_token + tile_row} * args.head_count + head;
-    return uint64_t{first_token + tile_row / heads} * args.head_count + head + tile_row % heads;
+    const uint32_t token = tile_row * heads_reciprocal >> 16;
+    return uint64_t{first_token + token} * args.head_count + head + tile_row - token * heads;
   }
   // Rows of a block that may be read.
   __device__ RowRange valid(uint32_t block) const {
@@ -172,8 +185,9 @@ struct BlockRows {
       const uint32_t page = block * 2 + i;
       const bool is_seen =
           page * kPagePositions < item.end && (page + 1) * kPagePositions > item.first_key;
-      pages[i] = is_seen ? page_rows(args.pages, args.layer, table[page], item.kv_head, is_value)
-                         : args.pages.data;
+      pages[i] =
+          is_seen ? page_rows(args.pages, args.layer, __ldcg(table + page), item.kv_head, is_value)
+                  : args.pages.data;
     }
   }
 };
@@ -341,7 +355,8 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, co
   }
 }
 
-// The work of the producer warpgroup for all items of the block.
+// The work of the producer warpgroup for all items of the block. It reads keys and values of
+// earlier steps before its dependent wait.
 template <int kLength, KvFormat kFormat>
 __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint32_t item_count,
                                            uint8_t* shared, const Barriers& barriers) {
@@ -349,8 +364,15 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
   const uint32_t base = shared_address(shared);
   StageCounter counter;
   BlockItems items(args, item_count);
+  bool has_waited = false;
+  const auto wait_for_stored = [&](const Item& item, uint32_t block) {
+    if (has_waited || !item.is_stored(block)) return;
+    dependent_wait();
+    has_waited = true;
+  };
   for (Item item; items.next(&item);) {
     if constexpr (kFormat != KvFormat::kF16) {
+      wait_for_stored(item, item.block_begin);
       copy_raw_block(args, item, item.block_begin, false, base + At::kRaw);
       copy_async_commit();
     }
@@ -362,6 +384,7 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
         const uint32_t empty = is_value ? barriers.values_empty(stage) : barriers.keys_empty(stage);
         const uint32_t place = (is_value ? At::kValues : At::kKeys) + stage * At::kBytes;
         if constexpr (kFormat == KvFormat::kF16) {
+          wait_for_stored(item, block);
           mbarrier_wait(empty, counter.parity() ^ 1);
           copy_block<kLength>(args, item, block, is_value, base + place);
           mbarrier_arrive_after_copies(full);
@@ -371,9 +394,11 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
           copy_async_wait<0>();
           named_barrier_sync<kLoadBarrier>(kLoadThreads);
           const uint32_t next = block + is_value;
-          if (next < item.block_end)
+          if (next < item.block_end) {
+            wait_for_stored(item, next);
             copy_raw_block(args, item, next, !is_value,
                            base + At::kRaw + (is_value ? 0 : raw_bytes));
+          }
           copy_async_commit();
           mbarrier_wait(empty, counter.parity() ^ 1);
           const uint8_t* raw = shared + At::kRaw + (is_value ? raw_bytes : 0);
@@ -507,16 +532,13 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
       const uint32_t token = item.first_token + row;
       const OperandRow operand(args.operand, token);
       if (is_row && item.head == 0 && lane % 4 == 0) store_operand_scale(args.operand, token);
+      constexpr int kGroups = kLength / 32;
+      uint32_t words[kGroups][4];
 #pragma unroll
-      for (int i = 0; i < kLength / 8; i += 4) {
-        if (i * 8 >= n) continue;
-        uint32_t words[4];
-#pragma unroll
-        for (int w = 0; w < 4; ++w)
-          words[w] = pack_halves(sums[(i + w) * 4 + r * 2] * inverse * kOperandFactor,
-                                 sums[(i + w) * 4 + r * 2 + 1] * inverse * kOperandFactor);
-        operand.store_group(item.head * n + i * 8, words, lane, is_row);
-      }
+      for (int i = 0; i < kLength / 8; ++i)
+        words[i / 4][i % 4] = pack_halves(sums[i * 4 + r * 2] * inverse * kOperandFactor,
+                                          sums[i * 4 + r * 2 + 1] * inverse * kOperandFactor);
+      operand.store_groups<kGroups>(item.head * n, n / 32, words, lane, is_row);
       continue;
     }
     if (row >= item.token_count) continue;
@@ -572,6 +594,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
   BlockItems items(args, item_count);
   Item item, next;
   bool has_item = items.next(&item);
+  dependent_wait();  // for the queries, also in a block without items
   if (group == 1) give_turn();
   while (has_item) {
     load_queries<kLength>(args, item, group_row, shared + At::kQueries);
@@ -665,11 +688,12 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     }
     mbarrier_init_fence();
   }
-  dependent_wait();
   __syncthreads();
-  const uint32_t item_count = args.is_shared ? *args.plan.shared_tile_count *
+  // attention_plan has ended: its successor starts after it. What it and the kernels before it
+  // wrote is read past the L1 cache.
+  const uint32_t item_count = args.is_shared ? __ldcg(args.plan.shared_tile_count) *
                                                    args.pages.head_count * args.plan.shared_splits
-                                             : *args.plan.tile_count * args.head_count;
+                                             : __ldcg(args.plan.tile_count) * args.head_count;
   if (threadIdx.x < kLoadThreads) {
     registers_release<kLoadRegisters>();
     load_items<kLength, kFormat>(args, item_count, shared, barriers);

@@ -58,13 +58,20 @@ struct HalfOperand {
   uint16_t* h = nullptr;    // aligned to 16 bytes
   float* scales = nullptr;  // (tokens) by which the sums of a token must be multiplied
   InputOrder order = InputOrder::kContiguous8;
-  uint32_t tile_tokens = 0;  // a multiple of 8
+  uint32_t tile_tokens = 0;  // a power of two, at least 8
   uint32_t depth = 0;        // inputs, a multiple of 64
 
+  WCUDA_HD uint32_t tile_of(uint32_t token) const {
+#if defined(__CUDA_ARCH__)
+    return token >> (__ffs(static_cast<int>(tile_tokens)) - 1);
+#else
+    return token / tile_tokens;
+#endif
+  }
   // Returns the index of piece `piece` (8 inputs) of a token.
-  WCUDA_HD constexpr uint64_t piece_index(uint32_t token, uint32_t piece) const {
-    const uint64_t panel = uint64_t{token / tile_tokens} * (depth / 64) + piece / 8;
-    return (panel * tile_tokens + token % tile_tokens) * 8 + (piece % 8 ^ token % 8);
+  WCUDA_HD uint64_t piece_index(uint32_t token, uint32_t piece) const {
+    const uint64_t panel = uint64_t{tile_of(token)} * (depth / 64) + piece / 8;
+    return (panel * tile_tokens + (token & (tile_tokens - 1))) * 8 + (piece % 8 ^ token % 8);
   }
 };
 
