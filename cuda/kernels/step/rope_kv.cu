@@ -2,7 +2,8 @@
 // the format of the KV cache and written to their page.
 //
 // A block has kBlockWarps warps and processes some heads of one token; a warp takes one head at a
-// time. Bytes moved: q read and written once, k and v read once, their rows written once.
+// time. Sines and cosines need only positions, so they are computed before the dependent wait.
+// Bytes moved: q read and written once, k and v read once, their rows written once.
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/rope_head.cuh"
@@ -48,6 +49,10 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   const uint32_t position = __ldcg(args.step.positions + token);
   const uint32_t page = __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride +
                                position / kPagePositions);
+  for (uint32_t i = threadIdx.x; i < args.rope.rope_dimensions / 2; i += kBlockThreads)
+    shared.rotations[i] =
+        rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
+  __syncthreads();
   dependent_wait();
 
   float* const head = shared.heads[warp];
@@ -55,8 +60,8 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   const uint32_t head_end = min((blockIdx.y + 1) * params.block_heads, heads);
   const auto source_of = [&](uint32_t h) -> const float* {
     if (h < args.head_count) return args.query + (uint64_t{token} * args.head_count + h) * n;
-    const uint32_t kv_head = (h - args.head_count) % kv_heads;
     const bool is_value = h >= args.head_count + kv_heads;
+    const uint32_t kv_head = h - args.head_count - (is_value ? kv_heads : 0);
     return (is_value ? args.value : args.key) + (uint64_t{token} * kv_heads + kv_head) * n;
   };
   // The next heads are loaded while one is processed.
@@ -71,15 +76,11 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   const uint32_t first_head = blockIdx.y * params.block_heads + warp;
 #pragma unroll
   for (uint32_t a = 0; a < kAhead; ++a) load(first_head + a * kBlockWarps, next[a]);
-  for (uint32_t i = threadIdx.x; i < args.rope.rope_dimensions / 2; i += kBlockThreads)
-    shared.rotations[i] =
-        rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
-  __syncthreads();
 
   const auto rotate_one = [&](uint32_t h, float(&values)[kLaneValues]) {
     const bool is_query = h < args.head_count;
     const bool is_value = h >= args.head_count + kv_heads;
-    const uint32_t kv_head = is_query ? 0 : (h - args.head_count) % kv_heads;
+    const uint32_t kv_head = is_query ? 0 : h - args.head_count - (is_value ? kv_heads : 0);
 #pragma unroll
     for (uint32_t j = 0; j < kLaneValues; ++j)
       if (lane + 32 * j < n) head[lane + 32 * j] = values[j];
@@ -128,8 +129,15 @@ __global__ void __launch_bounds__(kBlockThreads, 5) rope_kv_rows_kernel(const Ro
   const uint32_t position = __ldcg(args.step.positions + token);
   const uint32_t page = __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride +
                                position / kPagePositions);
+  for (uint32_t i = threadIdx.x; i < n / 2; i += kBlockThreads)
+    rotations[i] = rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
+  __syncthreads();
   dependent_wait();
 
+  const auto kv_head_of = [&](uint32_t h) {
+    const uint32_t index = h - args.head_count;
+    return index < kv_heads ? index : index - kv_heads;
+  };
   const auto load = [&](uint32_t h) {
     if (h >= heads) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const float* source;
@@ -137,7 +145,7 @@ __global__ void __launch_bounds__(kBlockThreads, 5) rope_kv_rows_kernel(const Ro
       source = args.query + (uint64_t{token} * args.head_count + h) * n;
     else
       source = (h < args.head_count + kv_heads ? args.key : args.value) +
-               (uint64_t{token} * kv_heads + (h - args.head_count) % kv_heads) * n;
+               (uint64_t{token} * kv_heads + kv_head_of(h)) * n;
     return __ldcg(reinterpret_cast<const float4*>(source) + lane);
   };
   const auto rotate = [&](float4& x) {
@@ -170,8 +178,8 @@ __global__ void __launch_bounds__(kBlockThreads, 5) rope_kv_rows_kernel(const Ro
     const bool is_value = h >= args.head_count + kv_heads;
     const uint64_t plane =
         (uint64_t{args.layer} * args.pages.page_count + page) * 2 + (is_value ? 1 : 0);
-    const uint64_t kv_row = (plane * kv_heads + (h - args.head_count) % kv_heads) * kPagePositions +
-                            position % kPagePositions;
+    const uint64_t kv_row =
+        (plane * kv_heads + kv_head_of(h)) * kPagePositions + position % kPagePositions;
     const auto pair = [](float low, float high) {
       return uint32_t{float_to_half(low)} | uint32_t{float_to_half(high)} << 16;
     };
@@ -186,9 +194,6 @@ __global__ void __launch_bounds__(kBlockThreads, 5) rope_kv_rows_kernel(const Ro
   float4 next[kHeadsAtOnce];
 #pragma unroll
   for (uint32_t i = 0; i < kHeadsAtOnce; ++i) next[i] = load(first + i * kGroups);
-  for (uint32_t i = threadIdx.x; i < n / 2; i += kBlockThreads)
-    rotations[i] = rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
-  __syncthreads();
   for (uint32_t h = first; h < end; h += kHeadsAtOnce * kGroups) {
     float4 values[kHeadsAtOnce];
 #pragma unroll
