@@ -376,8 +376,8 @@ uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
   }
   to.page_tables = inputs.add<uint32_t>(kPageTables, used.row_count, pages * sizeof(uint32_t));
   uint64_t feature_pages = 0;
-  for (const Row& row : ticket.rows)
-    feature_pages = std::max<uint64_t>(feature_pages, row.feature_pages.size());
+  for (const BorrowedPages& pages : ticket.feature_pages)
+    feature_pages = std::max<uint64_t>(feature_pages, pages.list().size());
   to.feature_table_stride = align_up(feature_pages, 4);
   to.feature_tables = inputs.add<uint32_t>(kFeatureTables, feature_pages == 0 ? 0 : used.row_count,
                                            feature_pages * sizeof(uint32_t));

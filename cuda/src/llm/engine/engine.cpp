@@ -89,7 +89,7 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
 
 Engine::~Engine() {
   runner_.reset();  // finishes the steps in flight
-  for (const auto& ticket : in_flight_) give_back_features(ticket->rows);
+  for (const auto& ticket : in_flight_) ticket->feature_pages.clear();
 }
 
 Info Engine::info() const {
@@ -240,7 +240,7 @@ void Engine::shorten(Sequence& sequence, uint32_t length) {
     if (row.drafted_from >= length) row.drafted_from = kNoDrafts;
 }
 
-Result<std::vector<uint32_t>> Engine::share_features(const Sequence& sequence, uint32_t end) {
+Result<BorrowedPages> Engine::lend_features(const Sequence& sequence, uint32_t end) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!sequence.alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
   if (end > sequence.length())
@@ -255,12 +255,16 @@ Result<std::vector<uint32_t>> Engine::share_features(const Sequence& sequence, u
       sequence.pages.begin(),
       sequence.pages.begin() + static_cast<std::ptrdiff_t>(ceil_div(end, ops::kPageTokens)));
   for (const uint32_t page : pages) pages_.share(page);
-  return pages;
+  return BorrowedPages(this, std::move(pages));
 }
 
 void Engine::return_features(const std::vector<uint32_t>& pages) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const uint32_t page : pages) release_page(page);
+}
+
+BorrowedPages::~BorrowedPages() {
+  if (owner_ != nullptr) owner_->return_features(pages_);
 }
 
 Status Engine::record_features(Event event) const {

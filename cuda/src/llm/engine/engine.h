@@ -67,10 +67,10 @@ class Engine {
   Status copy_tokens(const Sequence& sequence, uint32_t first, uint32_t count,
                      int32_t* target) const;
 
-  // For the engine of a draft head. share_features returns the pages of the first `end` positions
+  // For the engine of a draft head. lend_features returns the pages of the first `end` positions
   // of a sequence, which stay as they are until return_features; WCUDA_INVALID_STATE while a step
   // that computes them is in flight. record_features records the event after what has been queued.
-  Result<std::vector<uint32_t>> share_features(const Sequence& sequence, uint32_t end);
+  Result<BorrowedPages> lend_features(const Sequence& sequence, uint32_t end);
   void return_features(const std::vector<uint32_t>& pages);
   Status record_features(Event event) const;
 
@@ -111,8 +111,7 @@ class Engine {
   Status check_sampled(const Sequence& sequence) const;
   Status check_row(const Row& row, size_t index) const;
   Status check_features(const Row& row, size_t index) const;
-  Status borrow_features(std::vector<Row>* rows);
-  void give_back_features(const std::vector<Row>& rows);
+  Status borrow_features(Ticket& ticket);
   Status check_limits(const std::vector<Row>& rows) const;
   uint32_t pages_needed(const std::vector<Row>& rows) const;
   void append_pages(Sequence& sequence, uint32_t token_count);
@@ -130,7 +129,7 @@ class Engine {
   void hold_row(const Ticket& ticket, const Row& row);
   Status sample_rows(Ticket& ticket, const std::vector<LateRow>& rows);
   void undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& before);
-  void finish(const Ticket& ticket);
+  void finish(Ticket& ticket);
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
   Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;
 

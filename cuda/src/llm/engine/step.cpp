@@ -140,32 +140,24 @@ Status Engine::check_features(const Row& row, size_t index) const {
                        index, sequence.length());
 }
 
-// Shares the pages of the features that rows read, and makes the step come after what writes them.
-Status Engine::borrow_features(std::vector<Row>* rows) {
+// Borrows the pages of the features that rows read, and makes the step come after what writes them.
+Status Engine::borrow_features(Ticket& ticket) {
+  ticket.feature_pages.resize(ticket.rows.size());
   bool has_features = false;
-  for (size_t i = 0; i < rows->size(); ++i) {
-    Row& row = (*rows)[i];
+  for (size_t i = 0; i < ticket.rows.size(); ++i) {
+    const Row& row = ticket.rows[i];
     if (row.features == nullptr) continue;
     auto pages =
-        target_->share_features(*row.features, row.sequence->length() + row.step.token_count);
-    if (!pages.ok()) {
-      give_back_features(*rows);
+        target_->lend_features(*row.features, row.sequence->length() + row.step.token_count);
+    if (!pages.ok())
       return Status::error(pages.status().code(), "row %zu: %s", i, pages.status().message());
-    }
-    row.feature_pages = std::move(*pages);
+    ticket.feature_pages[i] = std::move(*pages);
     has_features = true;
   }
   Backend& backend = machine_.memory->backend();
   if (!has_features || backend.is_host()) return {};
-  Status ordered = target_->record_features(features_done_);
-  if (ordered.ok()) ordered = backend.stream_wait(stream(), features_done_);
-  if (!ordered.ok()) give_back_features(*rows);
-  return ordered;
-}
-
-void Engine::give_back_features(const std::vector<Row>& rows) {
-  for (const Row& row : rows)
-    if (!row.feature_pages.empty()) target_->return_features(row.feature_pages);
+  WCUDA_TRY(target_->record_features(features_done_));
+  return backend.stream_wait(stream(), features_done_);
 }
 
 Status Engine::check_limits(const std::vector<Row>& rows) const {
@@ -291,7 +283,7 @@ void StepInputs::write(const Ticket& ticket) const {
               row.first_position);
     std::fill_n(token_rows + row.first_token, row.token_count, i);
     std::copy(sequence.pages.begin(), sequence.pages.end(), page_tables + i * page_table_stride);
-    const std::vector<uint32_t>& features = ticket.rows[i].feature_pages;
+    const std::vector<uint32_t>& features = ticket.feature_pages[i].list();
     std::copy(features.begin(), features.end(), feature_tables + i * feature_table_stride);
     const uint32_t logits_count = row.logits_count();
     std::iota(logits_indices + row.logits_first, logits_indices + row.logits_first + logits_count,
@@ -310,7 +302,6 @@ void StepInputs::write(const Ticket& ticket) const {
 Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   const std::lock_guard<std::mutex> lock(mutex_);
   WCUDA_TRY(check_limits(rows));
-  WCUDA_TRY(borrow_features(&rows));
   if (std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.draft_count != 0; }))
     rows = with_drafts(std::move(rows), config().vocabulary_size);
   auto ticket = std::make_shared<Ticket>();
@@ -324,6 +315,7 @@ Result<uint64_t> Engine::submit(std::vector<Row> rows) {
     before.push_back({row.sequence->length(), row.sequence->sampled, row.sequence->can_feed,
                       row.sequence->state_length});
   ticket->rows = std::move(rows);
+  WCUDA_TRY(borrow_features(*ticket));
   const auto row_count = static_cast<uint32_t>(ticket->rows.size());
   Status submitted;
   try {
@@ -350,7 +342,6 @@ Result<uint64_t> Engine::submit(std::vector<Row> rows) {
       ticket->commands.swap(commands_);
     }
     undo_rows(ticket->rows, before);
-    give_back_features(ticket->rows);
     return submitted;
   }
   ++next_ticket_;
@@ -425,7 +416,7 @@ void Engine::hold_row(const Ticket& ticket, const Row& row) {
 }
 
 // Stores the results of a finished ticket in the sequences, and removes the ticket from the queue.
-void Engine::finish(const Ticket& ticket) {
+void Engine::finish(Ticket& ticket) {
   if (ticket.status.ok())
     pages_.complete(ticket.number, [&](uint32_t row) {
       return ticket.results[row].status == ops::RowStatus::kOk;
@@ -462,7 +453,7 @@ void Engine::finish(const Ticket& ticket) {
     if (token >= 0 && next == sequence->length() && sequence->can_feed && pending.empty())
       sequence->sampled = token;
   }
-  give_back_features(ticket.rows);
+  ticket.feature_pages.clear();
   in_flight_.pop_front();
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/base/checked.h"
@@ -30,6 +31,32 @@ struct Command {
   std::vector<int32_t> tokens;
 };
 
+class Engine;
+
+// Pages of another engine that a row reads. They stay as they are while this exists.
+class BorrowedPages {
+ public:
+  BorrowedPages() = default;
+  BorrowedPages(Engine* owner, std::vector<uint32_t> pages)
+      : owner_(owner), pages_(std::move(pages)) {}
+  BorrowedPages(BorrowedPages&& other) noexcept { swap(other); }
+  BorrowedPages& operator=(BorrowedPages&& other) noexcept {
+    BorrowedPages(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~BorrowedPages();
+  const std::vector<uint32_t>& list() const { return pages_; }
+
+ private:
+  void swap(BorrowedPages& other) noexcept {
+    std::swap(owner_, other.owner_);
+    pages_.swap(other.pages_);
+  }
+
+  Engine* owner_ = nullptr;  // null: nothing is borrowed
+  std::vector<uint32_t> pages_;
+};
+
 // A row of a step. The caller of Engine::submit sets the sequence, the tokens, the drafts, the
 // flags and token_count of `step`, and the sampling parameters with the caller's arrays. submit
 // sets the other members, and appends the tokens to the sequence, from which the runner reads them.
@@ -49,10 +76,8 @@ struct Row {
   std::vector<int32_t> bias_tokens;  // empty for a draft, which has those of its row
   std::vector<float> bias_values;
   std::vector<uint32_t> mask;
-  // Of a draft head: a sequence of the target, whose features the row reads; or null. submit sets
-  // the pages, which the row shares until it is finished.
+  // Of a draft head: a sequence of the target, whose features the row reads; or null.
   std::shared_ptr<Sequence> features;
-  std::vector<uint32_t> feature_pages;
   bool is_held = false;  // a late row that Engine::sample held
   // With kRowTokenLogprobs: the token after the row, or -1; alternatives of each token; and the
   // first of the row's tokens among those of the step.
@@ -93,6 +118,7 @@ struct Ticket {
   bool awaits_sampling = false;   // Engine::sample must come before wait()
   std::vector<Command> commands;
   std::vector<Row> rows;
+  std::vector<BorrowedPages> feature_pages;  // (rows) until it is finished, of those with features
   ops::StepShape shape;
 
   std::shared_ptr<StepProfile> profile;  // to fill in; null: the nodes are not timed

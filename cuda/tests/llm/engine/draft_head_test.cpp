@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "llm/engine/engine.h"
 #include "llm/gguf/gguf.h"
 #include "llm/model/model.h"
+#include "support/allocation_failure.h"
 #include "support/backend_name.h"
 
 namespace wcuda {
@@ -370,6 +372,35 @@ TEST_P(DraftHeads, the_target_writes_no_page_that_a_row_reads) {
 
   EXPECT_EQ(returned.logits, *expected);
   target_->destroy(*other);
+  EXPECT_EQ(held_pages(*target_), 0u);
+}
+
+TEST_P(DraftHeads, a_submit_without_host_memory_gives_back_the_pages_that_it_would_read) {
+  const HeadGolden golden = heads()[0];
+  ASSERT_OPEN(golden);
+  const auto target = target_->create_sequence().take();
+  ASSERT_TRUE(append(target, golden.tokens).ok());
+  const auto sequence = head_->create_sequence().take();
+  std::vector<HeadRow> rows = {
+      feature_row(sequence, golden.tokens.data() + 1, 5, target, kernels::kRowSample)};
+  int64_t failures = 0;
+  for (bool happened = true; happened; failures += happened) {
+    Status status;
+    {
+      const testing::FailAllocation failure(failures + 1);
+      try {
+        status = head_->submit(rows).status();
+      } catch (const std::bad_alloc&) {
+        status = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "thrown");
+      }
+      happened = failure.happened();
+    }
+    EXPECT_EQ(status.code(), happened ? WCUDA_OUT_OF_HOST_MEMORY : WCUDA_OK);
+    ASSERT_LT(failures, 200);
+  }
+  EXPECT_GT(failures, 5);
+  EXPECT_TRUE(head_->drain().ok());
+  target_->destroy(*target);
   EXPECT_EQ(held_pages(*target_), 0u);
 }
 
