@@ -18,7 +18,6 @@
 #include <chrono>
 #include <cinttypes>
 #include <cstring>
-#include <map>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -31,6 +30,7 @@
 #include "kernels/shared/arena.h"
 #include "kernels/step/step.h"
 #include "llm/engine/device_order.h"
+#include "llm/engine/graph_table.h"
 #include "llm/engine/shared_prefix.h"
 #include "llm/engine/step_shape.h"
 
@@ -179,7 +179,7 @@ class CudaRunner final : public Runner {
   using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
                               bool, bool, bool, bool, bool, bool>;
   struct CapturedStep {
-    std::unique_ptr<CudaGraph> graph;  // null: the class has occurred, and has no graph
+    std::unique_ptr<CudaGraph> graph;
     bool has_persistent_layers = false;
   };
 
@@ -249,8 +249,7 @@ class CudaRunner final : public Runner {
   uint64_t late_rows_[2] = {};  // offset of the parameters of late rows in a ticket's inputs
   std::vector<OwnedEvent> profile_events_[2];
   Status last_status_;  // of the last step that was waited for
-  std::map<GraphKey, CapturedStep> graphs_;
-  uint32_t long_row_graphs_ = 0;
+  GraphTable<GraphKey, CapturedStep> graphs_{kLongRowGraphsMax, kIdleGraphSteps};
   std::shared_ptr<DeviceOrder> order_;  // set if steps may have persistent layers
 };
 
@@ -528,19 +527,18 @@ Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shap
                     shape.has_drafts,
                     shape.has_features};
   };
-  const auto [place, is_new] = graphs_.try_emplace(key_of(shape.parity));
-  if (is_new) graphs_.try_emplace(key_of(1 - shape.parity));
-  CapturedStep& step = place->second;
-  if (step.graph != nullptr) return &step;
-  const bool has_long_rows = shape.max_row_tokens != 1;
-  if (has_long_rows && (is_new || long_row_graphs_ == kLongRowGraphsMax)) return nullptr;
+  std::unique_ptr<CapturedStep>* const place =
+      graphs_.find(key_of(shape.parity), key_of(1 - shape.parity), shape.max_row_tokens != 1);
+  if (place == nullptr) return nullptr;
+  if (*place != nullptr) return place->get();
   *captured = true;
   const ops::StepPlan plan = machine_.plan(shape);
-  WCUDA_ASSIGN(step.graph,
+  auto step = std::make_unique<CapturedStep>();
+  WCUDA_ASSIGN(step->graph,
                CudaGraph::capture(backend_, stream_, [&] { return queue_kernels(shape, plan); }));
-  step.has_persistent_layers = plan.has_persistent_layers;
-  long_row_graphs_ += has_long_rows;
-  return &step;
+  step->has_persistent_layers = plan.has_persistent_layers;
+  *place = std::move(step);
+  return place->get();
 }
 
 kernels::InputScatterArgs CudaRunner::input_scatter_args(const Shape& shape) const {
