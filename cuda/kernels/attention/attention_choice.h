@@ -55,6 +55,13 @@ constexpr bool decode_has_groups(uint32_t head_length, int32_t compute_capabilit
   return compute_capability >= 90 && decode_has_exact(head_length, compute_capability);
 }
 
+// Returns the sizes of groups; `is_persistent` if attention stands between persistent_layers.
+constexpr const DecodeGroupSizes& decode_group_sizes(int32_t compute_capability,
+                                                     bool is_persistent) {
+  return is_persistent ? find_row_for(kPersistentGroupSizes, compute_capability)
+                       : find_row_for(kDecodeGroupSizes, compute_capability);
+}
+
 // The blocks of a step whose rows have one token each. Without groups each block takes an equal run
 // of the list of spans (attention_plan.h), and `blocks` is 0.
 struct DecodeGrid {
@@ -66,9 +73,10 @@ struct DecodeGrid {
 // Uses groups if there is at least one SM for each row and head tile (`groups`), and clusters if
 // there are SMs for all their blocks.
 inline DecodeGrid choose_decode_grid(uint32_t head_length, int32_t compute_capability,
-                                     uint32_t sm_count, uint32_t groups, uint32_t max_positions) {
+                                     uint32_t sm_count, uint32_t groups, uint32_t max_positions,
+                                     bool is_persistent) {
   if (!decode_has_groups(head_length, compute_capability) || groups > sm_count) return {};
-  const DecodeGroupSizes& sizes = find_row_for(kDecodeGroupSizes, compute_capability);
+  const DecodeGroupSizes& sizes = decode_group_sizes(compute_capability, is_persistent);
   if (max_positions > sizes.lone_positions() && max_positions <= sizes.cluster_positions &&
       groups * sizes.cluster_blocks <= sm_count)
     return {true, sizes.cluster_blocks, groups * sizes.cluster_blocks};

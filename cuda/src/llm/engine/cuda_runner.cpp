@@ -845,9 +845,9 @@ Status CudaRunner::warm_up() {
     shape.row_count = shape.token_count = std::min(bucket, limits.max_batch_rows);
     shape.max_row_tokens = 1;
     shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
-    for (const uint32_t positions : kPositionBuckets) {
-      if (positions != UINT32_MAX && shape.row_count > kPositionRowsMax) continue;
-      shape.max_positions = std::min(positions, limits.max_sequence_tokens);
+    for (size_t i = 0; i < std::size(kPositionBuckets); ++i) {
+      if (!has_position_bucket(shape.row_count, i)) continue;
+      shape.max_positions = std::min(kPositionBuckets[i], limits.max_sequence_tokens);
       for (shape.parity = 0; shape.parity < 2; ++shape.parity)
         for (const bool has_filters : {false, true}) {
           shape.has_filters = has_filters;

@@ -28,12 +28,11 @@ ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits) {
     shape.token_count = shape.row_count;
     if (shape.logits_count > 0)
       shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
-    const auto* const positions =
-        shape.row_count <= kPositionRowsMax
-            ? std::lower_bound(std::begin(kPositionBuckets), std::end(kPositionBuckets),
-                               shape.max_positions)
-            : std::prev(std::end(kPositionBuckets));
-    shape.max_positions = std::min(*positions, limits.max_sequence_tokens);
+    size_t bucket = 0;
+    while (!has_position_bucket(shape.row_count, bucket) ||
+           kPositionBuckets[bucket] < shape.max_positions)
+      ++bucket;
+    shape.max_positions = std::min(kPositionBuckets[bucket], limits.max_sequence_tokens);
     return shape;
   }
   shape.token_count = std::min(token_bucket(shape.token_count), limits.max_batch_tokens);

@@ -1,6 +1,8 @@
 // The shape for which the kernels of a step are launched. Pure.
 #pragma once
 
+#include <iterator>
+
 #include "kernels/attention/attention_table.h"
 #include "llm/engine/limits.h"
 #include "llm/ops/step_plan.h"
@@ -15,8 +17,17 @@ constexpr uint32_t kRowBuckets[] = {1,  2,  4,   8,   16,  24,  32,  48,
 // uses different kernels for them.
 constexpr uint32_t kPositionRowsMax = 16;
 constexpr uint32_t kPositionBuckets[] = {kernels::kDecodeGroupSizes[0].lone_positions(),
+                                         kernels::kPersistentGroupSizes[0].cluster_positions,
                                          kernels::kDecodeGroupSizes[0].cluster_positions,
                                          UINT32_MAX};
+static_assert(kPositionBuckets[0] == kernels::kPersistentGroupSizes[0].lone_positions());
+
+// Returns whether steps of so many rows have graphs of their own up to kPositionBuckets[index].
+// Only a step of one row may have persistent layers.
+constexpr bool has_position_bucket(uint32_t row_count, size_t index) {
+  return index == std::size(kPositionBuckets) - 1 ||
+         (row_count <= kPositionRowsMax && (index != 1 || row_count == 1));
+}
 
 // Steps with longer rows may become graphs up to this many tokens. Longer steps compute for longer
 // than it takes to launch their kernels.

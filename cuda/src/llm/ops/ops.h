@@ -55,6 +55,7 @@ struct Batch : kernels::StepRows {
   const int32_t* tokens = nullptr;  // (token_count)
   bool has_shared_prefix = false;   // this and the next as in StepShape
   bool has_drafts = false;
+  bool has_persistent_layers = false;  // of the step's plan
 };
 
 // The work before the first layer of a step, including that which the attention of all layers uses.

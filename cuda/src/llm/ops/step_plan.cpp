@@ -23,6 +23,8 @@ class Planner {
           const DeviceTraits& device, const StepShape& shape)
       : config_(config), weights_(weights), limits_(limits), device_(device) {
     plan_.shape = shape;
+    for (uint32_t layer = 0; layer < config.layer_count; ++layer)
+      plan_.has_persistent_layers |= persistent_count(layer) != 0;
   }
 
   StepPlan run() {
@@ -169,7 +171,7 @@ class Planner {
     if (limits_.batch_invariant || !is_decode()) return Kernel::kAttentionDecode;
     const kernels::DecodeGrid grid = kernels::choose_decode_grid(
         config_.head_length, device_.compute_capability, device_.sm_count,
-        head_tiles(config_, shape()), shape().max_positions);
+        head_tiles(config_, shape()), shape().max_positions, plan_.has_persistent_layers);
     if (!grid.has_groups) return Kernel::kAttentionDecode;
     return grid.cluster_blocks != 0 ? Kernel::kAttentionDecodeCluster
                                     : Kernel::kAttentionDecodeGroup;
@@ -243,7 +245,6 @@ class Planner {
         node.output = Form::kUnrotated;
         if (layer + 1 == config_.layer_count) node.output = Form::kF32;
       }
-      plan_.has_persistent_layers = true;
     }
     for (uint32_t i = fused; i < 3; ++i) linear(kOwn[i], layer);
   }

@@ -10,9 +10,10 @@ namespace {
 
 constexpr uint32_t kSms = 132;  // of an H200
 
-DecodeGrid grid_of_8b(uint32_t rows, uint32_t positions, int32_t compute_capability = 90) {
+DecodeGrid grid_of_8b(uint32_t rows, uint32_t positions, int32_t compute_capability = 90,
+                      bool is_persistent = false) {
   return choose_decode_grid(128, compute_capability, kSms, rows * decode_head_tiles(32, 8),
-                            positions);
+                            positions, is_persistent);
 }
 
 TEST(AttentionChoice, few_rows_have_lone_blocks_then_clusters_then_larger_groups) {
@@ -33,13 +34,26 @@ TEST(AttentionChoice, few_rows_have_lone_blocks_then_clusters_then_larger_groups
   }
 }
 
+TEST(AttentionChoice, between_persistent_layers_clusters_end_earlier_and_groups_are_smaller) {
+  const DecodeGrid clusters = grid_of_8b(1, 2048, 90, true);
+  EXPECT_EQ(clusters.cluster_blocks, 8);
+  EXPECT_EQ(clusters.blocks, 64);
+  for (const auto& [positions, blocks] :
+       std::vector<std::pair<uint32_t, uint32_t>>{{2049, 72}, {4096, 128}, {16384, 264}}) {
+    const DecodeGrid groups = grid_of_8b(1, positions, 90, true);
+    EXPECT_TRUE(groups.has_groups);
+    EXPECT_EQ(groups.cluster_blocks, 0) << positions;
+    EXPECT_EQ(groups.blocks, blocks) << positions;
+  }
+}
+
 TEST(AttentionChoice, groups_need_an_sm_each_clusters_and_a_compiled_head_length) {
   EXPECT_FALSE(grid_of_8b(17, 4096).has_groups);
   EXPECT_FALSE(grid_of_8b(1, 4096, 80).has_groups);
   EXPECT_FALSE(grid_of_8b(1, 4096, 120).has_groups);
   EXPECT_TRUE(grid_of_8b(1, 4096, 100).has_groups);
-  EXPECT_TRUE(choose_decode_grid(64, 90, kSms, 8, 512).has_groups);
-  EXPECT_FALSE(choose_decode_grid(96, 90, kSms, 8, 512).has_groups);
+  EXPECT_TRUE(choose_decode_grid(64, 90, kSms, 8, 512, false).has_groups);
+  EXPECT_FALSE(choose_decode_grid(96, 90, kSms, 8, 512, false).has_groups);
 }
 
 TEST(AttentionChoice, a_group_has_as_many_blocks_as_its_row_needs) {

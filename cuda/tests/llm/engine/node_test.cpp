@@ -172,6 +172,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     batch_.token_rows = machine_.in_ticket<uint32_t>(0, layout.token_rows);
     batch_.rows = machine_.in_ticket<ops::StepRow>(0, layout.rows);
     batch_.page_tables = machine_.in_ticket<uint32_t>(0, layout.page_tables);
+    batch_.has_persistent_layers = machine_.plan(shape_).has_persistent_layers;
 
     // Segments 0 to 5 or 7 of the block, which lies in the memory of the runner.
     uint8_t* const area = machine_.scratch + layout.runner;

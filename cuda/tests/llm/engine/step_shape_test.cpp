@@ -57,6 +57,23 @@ TEST(LaunchedShape, has_room_for_the_step_and_keeps_the_limits) {
     }
 }
 
+TEST(LaunchedShape, separates_ranges_of_positions_for_which_attention_has_other_kernels) {
+  Limits limits = test_limits();
+  limits.max_sequence_tokens = 10000;
+  const auto positions_of = [&](uint32_t rows, uint32_t positions) {
+    ops::StepShape shape = shape_of(rows, rows, rows, 1, 1);
+    shape.max_positions = positions;
+    return launched_shape(shape, limits).max_positions;
+  };
+  EXPECT_EQ(positions_of(1, 256), 256);
+  EXPECT_EQ(positions_of(1, 257), 2048);
+  EXPECT_EQ(positions_of(1, 2049), 8192);
+  EXPECT_EQ(positions_of(1, 8193), 10000);
+  EXPECT_EQ(positions_of(2, 257), 8192);
+  EXPECT_EQ(positions_of(16, 256), 256);
+  EXPECT_EQ(positions_of(24, 256), 10000);
+}
+
 TEST(LaunchedShape, of_a_step_that_scores_own_tokens_is_its_own) {
   for (const uint32_t longest : {1u, 100u}) {
     ops::StepShape shape = shape_of(longest, 1, 1, longest, longest);

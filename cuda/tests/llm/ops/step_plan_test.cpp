@@ -111,6 +111,7 @@ StepShape decode(uint32_t rows, uint32_t positions) { return {rows, rows, rows, 
 
 std::vector<NamedShape> cases() {
   return {{"decode, 1 row, 200 positions", decode(1, 256)},
+          {"decode, 1 row, 2000 positions", decode(1, 2048)},
           {"decode, 1 row, 4000 positions", decode(1, 8192)},
           {"decode, 1 row, 20000 positions", decode(1, 32768)},
           {"decode, 8 rows, 4000 positions", decode(8, 8192)},

@@ -117,7 +117,7 @@ kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& 
   if (plan.fixed_span_pages == 0 && batch.max_row_tokens == 1) {
     const kernels::DecodeGrid grid = kernels::choose_decode_grid(
         pool.head_length, launch.compute_capability, static_cast<uint32_t>(launch.sm_count),
-        batch.row_count * plan.head_tiles, batch.max_positions);
+        batch.row_count * plan.head_tiles, batch.max_positions, batch.has_persistent_layers);
     plan.has_groups = grid.has_groups;
     plan.cluster_blocks = grid.cluster_blocks;
     if (grid.has_groups) plan.max_blocks = grid.blocks;
@@ -131,7 +131,7 @@ kernels::AttentionPlanArgs CudaAttention::plan_args(const Batch& batch, const Kv
                                                     uint32_t window,
                                                     const kernels::Launch& launch) const {
   return {batch, plan_of(batch, pool, launch), window,
-          kernels::find_row_for(kernels::kDecodeGroupSizes, launch.compute_capability)};
+          kernels::decode_group_sizes(launch.compute_capability, batch.has_persistent_layers)};
 }
 
 Kernel CudaAttention::decode_kernel(const Batch& batch, const KvPool& pool,
