@@ -2,8 +2,9 @@
 //
 // A cluster of blocks converts the activations of one token. Each quad of lanes converts
 // kPieces groups of 32 inputs; of each group, a lane holds in registers the 8 inputs that the same
-// lane of a quad owns in the MMA. Blocks are small, so that they fit on an SM next to those of
-// linear_batch. Bytes moved per token: 4 * cols read and 2 * depth written.
+// lane of a quad owns in the MMA. With tiles of up to 32 tokens, blocks are small, so that they fit
+// on an SM next to those of linear_batch; with more tokens no block fits, and twice the threads
+// take less time. Bytes moved per token: 4 * cols read and 2 * depth written.
 #include <cuda_fp16.h>
 
 #include "kernels/linear/half_input.h"
@@ -17,10 +18,13 @@
 namespace wcuda::kernels {
 namespace {
 
-constexpr uint32_t kInputThreads = 256;  // at most
-constexpr uint32_t kPieces = 2;          // of 8 inputs, per thread
-constexpr uint32_t kThreadInputs = 8 * kPieces;
+constexpr uint32_t kInputThreads = 256;  // of half_input_any
 constexpr uint32_t kInputClusterMax = 8;
+constexpr uint32_t kBlockInputs = 4096;  // at most
+constexpr uint32_t kSmallBlockTokens = 32;
+// Of half_input, at most. kPieces: of 8 inputs, per thread.
+template <uint32_t kPieces>
+constexpr uint32_t kPieceThreads = kBlockInputs / (8 * kPieces);
 
 // The functions marked maybe_unused are used only on devices with clusters.
 
@@ -56,8 +60,9 @@ constexpr uint32_t kInputClusterMax = 8;
 }
 
 // Requires that x and norm are aligned to 16 bytes, that cols is a multiple of 4, and that depth is
-// at most kThreadInputs per thread of the cluster.
-__global__ void __launch_bounds__(kInputThreads, 5)
+// at most 8 * kPieces per thread of the cluster.
+template <uint32_t kPieces>
+__global__ void __launch_bounds__(kPieceThreads<kPieces>, kPieces == 2 ? 5 : 3)
     half_input_kernel(const HalfInputArgs args, uint32_t cluster) {
 #if __CUDA_ARCH__ >= 900
   __shared__ Statistics parts[kInputClusterMax];
@@ -88,10 +93,11 @@ __global__ void __launch_bounds__(kInputThreads, 5)
   for (uint32_t i = 0; i < 2 * kPieces; ++i)
     x[i] = is_token && place(i) < args.cols / 4 ? values[place(i)]
                                                 : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  Statistics all = {0.0f, 0.0f, 0.0f};
+  Statistics pieces[kPieces] = {};
 #pragma unroll
   for (uint32_t i = 0; i < 2 * kPieces; ++i) {
     const float4 v = x[i], g = norm[i];
+    Statistics& all = pieces[i / 2];
     all.square_sum = fmaf(v.x, v.x, all.square_sum);
     all.square_sum = fmaf(v.y, v.y, all.square_sum);
     all.square_sum = fmaf(v.z, v.z, all.square_sum);
@@ -103,7 +109,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
     all.gain_square_sum = fmaf(h.w, h.w, all.gain_square_sum);
     all.max = fmaxf(fmaxf(all.max, fmaxf(fabsf(h.x), fabsf(h.y))), fmaxf(fabsf(h.z), fabsf(h.w)));
   }
-  all = block_statistics<kInputThreads / 32>(all);
+  Statistics all = block_statistics<kPieceThreads<kPieces> / 32>(pieces);
   if (cluster > 1) {
     cluster_wait();
     if (threadIdx.x < cluster) {
@@ -162,13 +168,13 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
   const float* const x = args.x + uint64_t{x_row} * args.cols;
   float rms_inverse = 1.0f, scale = 0.0f;
   if (is_token) {
-    Statistics part = {0.0f, 0.0f, 0.0f};
+    Statistics part[1] = {};
     for (uint32_t k = threadIdx.x; k < args.cols; k += kInputThreads) {
       const float value = x[k];
-      part.square_sum = fmaf(value, value, part.square_sum);
+      part->square_sum = fmaf(value, value, part->square_sum);
       const float h = args.norm != nullptr ? value * args.norm[k] : value;
-      part.gain_square_sum = fmaf(h, h, part.gain_square_sum);
-      part.max = fmaxf(part.max, fabsf(h));
+      part->gain_square_sum = fmaf(h, h, part->gain_square_sum);
+      part->max = fmaxf(part->max, fabsf(h));
     }
     const Statistics all = block_statistics<kInputThreads / 32>(part);
     if (args.norm != nullptr)
@@ -208,12 +214,15 @@ cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
   if (args.out.tile_tokens == 0 || args.out.depth < args.cols || args.out.depth % 64 != 0)
     return cudaErrorInvalidValue;
   const uint32_t blocks = round_up(args.tokens, args.out.tile_tokens);
-  const uint32_t cluster = divide_up(args.out.depth, kInputThreads * kThreadInputs);
-  const uint32_t threads = round_up(divide_up(args.out.depth, cluster * kThreadInputs), 32);
+  const uint32_t cluster = divide_up(args.out.depth, kBlockInputs);
+  // Both forms add squares in the same order.
+  const uint32_t pieces = args.out.tile_tokens <= kSmallBlockTokens ? 2 : 1;
+  const uint32_t threads = round_up(divide_up(args.out.depth, cluster * 16), 32) * (2 / pieces);
   if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&
       is_aligned(args.x) && is_aligned(args.norm))
     return launch_kernel(launch, dim3(blocks * cluster), dim3(threads), 0,
-                         cluster > 1 ? cluster : 0, half_input_kernel, args, cluster);
+                         cluster > 1 ? cluster : 0,
+                         pieces == 2 ? half_input_kernel<2> : half_input_kernel<1>, args, cluster);
   return launch_kernel(launch, dim3(blocks), dim3(kInputThreads), 0, 0, half_input_any_kernel,
                        args);
 }

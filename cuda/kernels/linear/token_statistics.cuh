@@ -22,18 +22,23 @@ __device__ inline Statistics warp_statistics(Statistics value) {
   return value;
 }
 
-// Returns the statistics of the whole block to every thread; the order of the sum is fixed. A
-// kernel may call this once. The block must have at most kWarpsMax warps, all of them full.
-template <uint32_t kWarpsMax>
-__device__ inline Statistics block_statistics(Statistics value) {
-  __shared__ Statistics parts[kWarpsMax];
-  value = warp_statistics(value);
+// Returns the statistics of the whole block to every thread. The order of the sums is fixed, and
+// the same as if a block of kCount times the threads had called it, of which thread i * blockDim.x
+// + threadIdx.x had values[i]. A kernel may call this once. The block must have at most kWarpsMax
+// warps, all of them full.
+template <uint32_t kWarpsMax, uint32_t kCount>
+__device__ inline Statistics block_statistics(const Statistics (&values)[kCount]) {
+  static_assert(kCount * kWarpsMax <= 32);
+  __shared__ Statistics parts[kCount * kWarpsMax];
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warps = blockDim.x / 32;
-  if (lane == 0) parts[threadIdx.x / 32] = value;
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const Statistics value = warp_statistics(values[i]);
+    if (lane == 0) parts[i * warps + threadIdx.x / 32] = value;
+  }
   __syncthreads();
-  value = lane < warps ? parts[lane] : Statistics{0.0f, 0.0f, 0.0f};
-  return warp_statistics(value);
+  return warp_statistics(lane < kCount * warps ? parts[lane] : Statistics{0.0f, 0.0f, 0.0f});
 }
 
 // Returns s such that 2^s * max is 2^14 … 2^15; 0 if `max` is 0 or not finite.
