@@ -44,7 +44,7 @@
  *   an older header. It accepts a larger struct_size if all bytes past the size that it knows are zero, and
  *   otherwise returns WCUDA_UNSUPPORTED.
  * Arrays of such structs. All elements must have the same struct_size, which is also the distance between
- *   elements in bytes. If the library fills the array, initialise only struct_size of the first element.
+ *   elements in bytes. If the library fills the array, setting struct_size of the first is sufficient.
  * Lists. A wcuda_..._list function copies elements of a list into the caller's array: at most `capacity`
  *   elements, starting with element `first`. On success it sets *count to the number of elements in the
  *   whole list. With capacity 0 the array may be NULL. If `first` is greater than the number of elements,
@@ -143,7 +143,7 @@ typedef struct wcuda_error {
 WCUDA_API const char* wcuda_status_name(wcuda_status status);
 
 /* Status numbers of older interfaces (worker_cuda_compat.h and the protocol ZCTL/1), for programs that were
- * written for one of them. For errors by name, see wcuda_backend_error_name (section 21). */
+ * written for one of them. For error names, see wcuda_backend_error_name (section 21). */
 #define WCUDA_NUMBERS_WORKER 1 /* functions named cuda_*: 0 (CUDA_SUCCESS) to 8, and 99
                                   (CUDA_ERROR_UNKNOWN) */
 #define WCUDA_NUMBERS_VRAM 2   /* functions named vram_*: 0 (VRAM_SUCCESS) to 4 (VRAM_ERROR_DRIVER) */
@@ -205,7 +205,7 @@ typedef struct wcuda_abi_field {
 } wcuda_abi_field;
 #define WCUDA_ABI_FIELD_INIT {sizeof(wcuda_abi_field), 0, 0, 0, NULL, NULL}
 
-/* Lists the layout of every public struct as the archive was compiled. [any thread] */
+/* Lists the layout of every public struct, as compiled in the archive. [any thread] */
 WCUDA_API wcuda_status wcuda_abi_field_list(uint64_t first, wcuda_abi_field* fields,
                                             uint64_t capacity, uint64_t* count, wcuda_error* error);
 
@@ -407,8 +407,8 @@ typedef struct wcuda_ledger_entry {
 } wcuda_ledger_entry;
 #define WCUDA_LEDGER_ENTRY_INIT {sizeof(wcuda_ledger_entry), 0, 0, 0, 0, 0, {0}}
 
-/* Lists the live allocations, oldest first. Allocations that are listed just before the context is
- * destroyed are leaks. [any thread] */
+/* Lists the live allocations, oldest first. wcuda_context_destroy logs the caller's allocations that are
+ * still listed. [any thread] */
 WCUDA_API wcuda_status wcuda_context_ledger_list(wcuda_context context, uint64_t first,
                                                  wcuda_ledger_entry* entries, uint64_t capacity,
                                                  uint64_t* count, wcuda_error* error);

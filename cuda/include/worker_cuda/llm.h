@@ -248,8 +248,8 @@ typedef struct wcuda_engine_options {
    * target. */
   wcuda_model draft_head;
   /* The engine of the target model, whose features the draft head reads. Required for the engine of a draft
-   * head; otherwise id 0. The target's memory is freed when both engines are destroyed. Submitting a step
-   * that reads features is a call on both engines. */
+   * head; otherwise id 0. The target's memory is freed when both engines are destroyed. For steps that read
+   * features, [external] means both engines. */
   wcuda_engine target;
 } wcuda_engine_options;
 #define WCUDA_ENGINE_OPTIONS_INIT {sizeof(wcuda_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}}
@@ -508,8 +508,8 @@ WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32
 
 /* A name for the contents of a full KV page. Pages with equal keys must have equal contents: the caller
  * derives the key, for example with a chain of BLAKE3 digests, from the tokens of the page, all tokens
- * before them, and anything else by which sequences of two users must differ. The library cannot check
- * this. It only compares keys. */
+ * before them, and whatever must keep users from sharing pages. The library cannot check this. It only
+ * compares keys. */
 typedef struct wcuda_page_key {
   uint8_t bytes[32];
 } wcuda_page_key;
@@ -597,9 +597,9 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  *
  * A row may have draft tokens: a guess, from any source, of the tokens that the sequence is about to sample.
  * The step computes them after the row's tokens. It samples after the row's last token and each draft, with
- * the sampled position's random number. A draft token is accepted if it is the token that was sampled for
- * its position and all draft tokens before it are accepted. The row returns the tokens that were sampled up
- * to the first draft that is not accepted, 1 to 16 of them. Without drafts they would be the same.
+ * the new position's random number. A draft token is accepted if it is the token that was sampled for its
+ * position and all draft tokens before it are accepted. The row returns the accepted drafts and the token
+ * that was sampled after them, 1 to 16 tokens. Without drafts they would be the same.
  *
  *   row.tokens = &last;                sequence    … last | 7   3   9  drafts
  *   row.token_count = 1;               sampled              7   3   4  5
@@ -691,7 +691,7 @@ typedef struct wcuda_sampling {
  * temperature. For a prompt in several chunks, set next_token to the first token of the next chunk; the rows
  * then return the values of all tokens of the prompt except the first. A step computes these logits in
  * batches of max_logits_rows vectors and does not keep them. Needs WCUDA_ENGINE_TOKEN_LOGPROBS and
- * `tokens`; excludes drafts. If a logit is NaN or +infinity, the row ends with WCUDA_ROW_NOT_FINITE. */
+ * `tokens`, and allows no drafts. If a logit is NaN or +infinity, the row ends with WCUDA_ROW_NOT_FINITE. */
 #define WCUDA_ROW_TOKEN_LOGPROBS ((uint32_t)1 << 9)
 
 #define WCUDA_ROW_DRAFT_TOKENS_MAX ((uint32_t)15)
@@ -717,9 +717,9 @@ typedef struct wcuda_row {
                                      max_top_logprobs */
   /* Only in the engine of a draft head: a sequence of the target engine. The row's token at position p is
    * this sequence's token at position p + 1, and the row reads the features of position p. Wait for the
-   * target's steps that compute these features before submitting the row. The library keeps the pages that
-   * the row reads unchanged until the row has been waited for. Id 0: the row has one token, and the head's
-   * own state after the previous token replaces the features. */
+   * target's steps that compute these features before submitting the row. The pages that the row reads do
+   * not change until the row has been waited for. Id 0: the row has one token, and the head's own state
+   * after the previous token replaces the features. */
   wcuda_sequence features;
 } wcuda_row;
 #define WCUDA_ROW_INIT {sizeof(wcuda_row), 0, {0}, NULL, NULL, 0, 0, NULL, NULL, 0, 0, 0, 0, {0}}

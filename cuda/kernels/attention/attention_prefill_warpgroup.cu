@@ -3,13 +3,12 @@
 // order.
 //
 // The kernel is persistent: in each round a block takes one (tile, head) pair (BlockItems). A
-// producer warpgroup loads blocks of 128 keys and 128 values, with two stages of each in shared
-// memory; q8_0 and e4m3 are copied raw and converted to f16 there. Two consumer warpgroups read the
-// queries of 64 tokens each and compute their results. For head lengths above 64 they take turns:
-// while the tensor cores compute scores and sums for one, the ALUs convert the scores of the other
-// to numerators. A token's result depends only on its own query, position and pages. In shared
-// memory, a panel has 64 elements of each row (128 bytes), and chunk c of row r is stored at chunk
-// c ^ (r % 8).
+// producer warpgroup loads 128 keys and 128 values at a time into two stages each in shared memory;
+// q8_0 and e4m3 are copied raw and converted to f16 there. Two consumer warpgroups read the queries
+// of 64 tokens each and compute their results. For head lengths above 64 they take turns: while the
+// tensor cores compute scores and sums for one, the ALUs convert the scores of the other to
+// numerators. A token's result depends only on its own query, position and pages. In shared memory,
+// a panel has 64 elements (128 bytes) of each row r; its 16-byte chunk c is in place c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
@@ -71,9 +70,9 @@ constexpr uint32_t kLoadBarrier = 1, kGroupBarrier = 2, kPingPongBarrier = 4;
 
 using StageCounter = PipelineCounter<kStages>;
 
-// A work item. For prefill, it is one tile of tokens and one query head. For shared pages, it is
-// one split of the pages, one tile of rows, and all query heads of one key-value head; then the
-// `tokens` below are pairs of a row and a query head.
+// A work item. For prefill, it is one tile of tokens and one query head. For leading pages that
+// rows share, it is one split of them, one tile of rows, and all query heads of a key-value head;
+// `tokens` are then pairs of a row and a query head.
 struct Item {
   uint32_t row, head, kv_head;
   uint32_t heads = 1;                   // query heads from `head` on
@@ -689,8 +688,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     mbarrier_init_fence();
   }
   __syncthreads();
-  // attention_plan has ended: its successor starts after it. What it and the kernels before it
-  // wrote is read past the L1 cache.
+  // attention_plan has ended: it does not trigger early. Reads of data that it or earlier kernels
+  // wrote bypass L1.
   const uint32_t item_count = args.is_shared ? __ldcg(args.plan.shared_tile_count) *
                                                    args.pages.head_count * args.plan.shared_splits
                                              : __ldcg(args.plan.tile_count) * args.head_count;

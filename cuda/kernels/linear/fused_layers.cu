@@ -1,10 +1,10 @@
-// fused_layers: y_p = W_p · h_p for layers p of one token, where h_p is x_p or rms_norm(x_p) * norm
-// and x_p the output of layer p - 1.
+// fused_layers: for one token and layers p, y_p = W_p · h_p; h_p is x_p or rms_norm(x_p) * norm,
+// and x_p is the output of layer p - 1.
 //
 // One CTA per SM, all resident at once. Each has an even partition of the M-tiles of each layer.
 // One warp copies the weights of the partitions into a ring in shared memory, across layer
 // boundaries, so that memory is not idle while the CTAs exchange outputs. Sixteen warps compute;
-// K-tile j of a partition (kernels/linear/tile.cuh) belongs to warp j % 16.
+// warp j % 16 has K-tile j (tile.cuh), counted through the whole partition.
 //
 // CTAs exchange outputs through a mailbox in global memory (fused_params.cuh), without a grid
 // barrier:
@@ -13,9 +13,9 @@
 //   CTA i          x | layer 0 | send | poll | layer 1 | send | poll | layer 2 | …
 //   CTA j          x | layer 0   | send | poll | layer 1 | send | poll | layer 2 | …
 //
-// A layer with many inputs (down) uses split-K with partitions of 1,024 inputs. A CTA has a run of
-// M-tiles of one or two K-splits, so that it needs few inputs. It sends its sums through the
-// mailbox to the CTA that adds them for an output, in a fixed order.
+// A layer with many inputs (down) uses split-K with partitions of 1,024 inputs. A CTA has one or
+// two runs of M-tiles, each in one K-split, so needs few inputs. It sends its sums through the
+// mailbox; for each output, one CTA adds them in a fixed order.
 //
 // Bytes moved: every weight once; x of each layer once per CTA, from L2; with split-K only the
 // inputs needed, and the sums.
@@ -137,7 +137,7 @@ bool follows(const LinearArgs& layer, const LinearArgs& next) {
 // shared memory, or 0 if the layers are not supported.
 uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, FusedParams* params) {
   if (count < 2 || count > kFusedLayersMax || launch.sm_count <= 0) return 0;
-  // Only the first layer can have x_rows: the x of the others has one row.
+  // x_rows is not supported; only the first layer's x can have it.
   if (layers[0].x_rows != nullptr) return 0;
   PersistentLayerShape shapes[kFusedLayersMax];
   for (uint32_t p = 0; p < count; ++p) {

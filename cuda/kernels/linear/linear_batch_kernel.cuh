@@ -73,7 +73,7 @@ struct BatchTile {
   }
 };
 
-// Returns the offset to add to the wgmma descriptor of a stage for its step `step` of 16 inputs.
+// Returns what to add to a stage's wgmma descriptor for step `step`; a step has 16 inputs.
 // Activations are stored in panels of 64 inputs, and a token has 128 bytes in each panel.
 template <uint32_t kTokens>
 WCUDA_HD constexpr uint32_t token_step(uint32_t step) {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
       Operand& operand = operands[kIsEarly ? half : 0];
       if (!kIsEarly && m == 0) operand.load(place, half, lane);
       // Only the products of the previous group may still be in flight. The operand registers of
-      // the group before that are free. At the second group of stage 1, so is stage 0.
+      // the group before that are free. In stage 1's second group, stage 0 is free.
       wgmma_wait<1>();
       if (group == kStageGroups + 1) release(last);
       operand.group(half, m, lane, a[group % 2]);
