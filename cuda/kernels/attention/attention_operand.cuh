@@ -93,7 +93,7 @@ struct OperandRow {
   }
 
   // Stores a group of 32 inputs of which lane 4g + t has 8w + g in half w % 2 of words[w / 2], for
-  // the head that lanes of the same t share. Otherwise as store_group; `is_stored` is the same for
+  // the head that lanes of the same t share. Otherwise as store_groups; `is_stored` is the same for
   // these lanes.
   __device__ __forceinline__ void store_columns(uint32_t input, const uint32_t (&words)[2],
                                                 uint32_t lane, bool is_stored) const {

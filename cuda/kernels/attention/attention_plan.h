@@ -101,7 +101,7 @@ struct AttentionPlanArgs {
   StepRows step;
   AttentionPlan plan;
   uint32_t window = 0;  // the widest of all layers; 0 if a layer has no window
-  DecodeGroupSizes sizes = kDecodeGroupSizes[0];  // those of the device
+  DecodeGroupSizes sizes = kDecodeGroupSizes[0];  // those of the device and the step
 };
 
 // Later kernels start only when this kernel has ended. Therefore they may read the plan and the

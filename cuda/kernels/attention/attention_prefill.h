@@ -13,14 +13,16 @@ inline uint32_t prefill_tiles_max(uint32_t token_count, uint32_t row_count) {
 // Must be called once for each format and head length, before a graph is captured.
 cudaError_t attention_prefill_prepare(KvFormat format, uint32_t head_length);
 // A token attends to the positions up to its own, whose keys and values are all in the pages. Skips
-// rows of one token.
+// rows of one token. Before its dependent wait, the kernel reads the plan, and keys and values
+// before the first position of a row: kernels between attention_plan and this one must not write
+// them.
 cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& launch);
 
 // The same for compute capability 9.0 and the head lengths that prefill_has_warpgroup accepts.
 bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch);
 cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_length);
 cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch);
-// Of the plan's shared tiles, instead.
+// Of the plan's shared tiles, instead. No kernel of the step may write their pages.
 cudaError_t attention_shared(const AttentionKernelArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

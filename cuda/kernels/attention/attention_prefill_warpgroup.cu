@@ -104,7 +104,7 @@ struct Item {
       end = min(first_key + splits.positions, tile.pages * kPagePositions);
       block_begin = first_key / kBlockKeys;
       block_end = split < splits.count ? (end + kBlockKeys - 1) / kBlockKeys : block_begin;
-      stored_from = UINT32_MAX;
+      stored_from = UINT32_MAX;  // the step writes no shared page
       return;
     }
     const PrefillTile* const tiles = args.plan.tiles + index / args.head_count;

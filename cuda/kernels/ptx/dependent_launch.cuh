@@ -14,7 +14,9 @@ __device__ __forceinline__ void dependent_trigger() {
 }
 
 // Waits until the previous kernel has ended and its writes are visible. Before this call a kernel
-// must not read what another kernel writes, nor write what another kernel reads.
+// must not read what another kernel writes, nor write what another kernel reads; with one
+// exception: a kernel that never triggers has ended before any later one starts, so that what it
+// and kernels before it wrote may be read, past the L1 cache.
 __device__ __forceinline__ void dependent_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -66,9 +66,9 @@ struct StepRow {
   uint32_t flags = 0;
   uint32_t depends_on = kNoDependency;  // row of the previous step that it continues
   uint32_t logits_first = 0;            // of its rows among those of the step's logits
-  // Leading pages that it shares with the rows of its group, an even number (a block of keys is two
-  // pages), and in the first of them how many rows these are: consecutive ones of one token. Only
-  // if the step's plan has shared prefixes.
+  // Leading pages that it shares with the rows of its group, which no row of the step writes, an
+  // even number (a block of keys is two pages), and in the first of them how many rows these are:
+  // consecutive ones of one token. Only if the step's plan has shared prefixes.
   uint16_t shared_pages = 0;
   uint16_t shared_rows = 0;
 

@@ -1,5 +1,5 @@
-// The kernels of draft heads: a block for each token or row, a cluster for each row of logits. A
-// draft step has one token, so that a block is as large as can be.
+// The kernels of draft heads: a block for each token or row, a cluster for each row of logits. Most
+// draft steps have one token, so that a block is as large as can be.
 #include <cfloat>
 
 #include "kernels/ptx/cluster.cuh"

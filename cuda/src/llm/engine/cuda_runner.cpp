@@ -7,8 +7,8 @@
 //
 // If each row has one token, the step is a graph that was captured for its shape class
 // (docs/ARCHITECTURE.md). Rows that fill up a bucket have no tokens and do nothing. Steps with
-// longer rows become graphs when their class occurs again; until then, and with more tokens, they
-// are queued kernel by kernel.
+// longer rows become graphs when their class occurs again, if graph_table.h has room; until then,
+// and with more tokens, they are queued kernel by kernel.
 //
 // sample() copies parameters and masks of late rows behind the inputs of their step, and queues one
 // more kernel for them. Its outputs lie apart, because it writes one for every row.
@@ -311,7 +311,8 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
     shape.has_filters |= needs_filters(row.sampling);
     shape.has_raw_logprobs |= needs_raw_logprobs(row.sampling);
   }
-  static_cast<ops::StepShape&>(shape) = launched_shape(ticket.shape, machine_.limits);
+  static_cast<ops::StepShape&>(shape) =
+      launched_shape(ticket.shape, machine_.limits, machine_.has_persistent_layers);
   return shape;
 }
 
@@ -319,10 +320,7 @@ bool CudaRunner::mark_shared_prefixes(const ops::StepShape& shape, std::vector<R
   if (!ops::allows_shared_prefix(machine_.model->config(), machine_.limits, machine_.ops->device(),
                                  shape))
     return false;
-  std::vector<PrefixRow> pages;
-  for (const Row& row : *rows)
-    pages.push_back({row.sequence->pages.data(), row.step.first_position / ops::kPageTokens});
-  const std::vector<SharedPrefix> shared = find_shared_prefixes(pages);
+  const std::vector<SharedPrefix> shared = find_shared_prefixes(prefix_rows(*rows));
   for (const SharedPrefix& prefix : shared) {
     for (uint32_t i = 0; i < prefix.row_count; ++i)
       (*rows)[prefix.row + i].step.shared_pages = static_cast<uint16_t>(prefix.pages);
@@ -375,8 +373,8 @@ uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
   }
   to.page_tables = inputs.add<uint32_t>(kPageTables, used.row_count, pages * sizeof(uint32_t));
   uint64_t feature_pages = 0;
-  for (const BorrowedPages& pages : ticket.feature_pages)
-    feature_pages = std::max<uint64_t>(feature_pages, pages.list().size());
+  for (const BorrowedPages& borrowed : ticket.feature_pages)
+    feature_pages = std::max<uint64_t>(feature_pages, borrowed.list().size());
   to.feature_table_stride = align_up(feature_pages, 4);
   to.feature_tables = inputs.add<uint32_t>(kFeatureTables, feature_pages == 0 ? 0 : used.row_count,
                                            feature_pages * sizeof(uint32_t));
@@ -846,7 +844,7 @@ Status CudaRunner::warm_up() {
     shape.max_row_tokens = 1;
     shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
     for (size_t i = 0; i < std::size(kPositionBuckets); ++i) {
-      if (!has_position_bucket(shape.row_count, i)) continue;
+      if (!has_position_bucket(shape.row_count, machine_.has_persistent_layers, i)) continue;
       shape.max_positions = std::min(kPositionBuckets[i], limits.max_sequence_tokens);
       for (shape.parity = 0; shape.parity < 2; ++shape.parity)
         for (const bool has_filters : {false, true}) {

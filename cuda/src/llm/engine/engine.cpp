@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <new>
 
 namespace wcuda::engine {
 
@@ -258,9 +259,16 @@ Result<BorrowedPages> Engine::lend_features(const Sequence& sequence, uint32_t e
   return BorrowedPages(this, std::move(pages));
 }
 
-void Engine::return_features(const std::vector<uint32_t>& pages) {
+// Called by a destructor. Without host memory a page that nothing else has is not poisoned.
+void Engine::return_features(const std::vector<uint32_t>& pages) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const uint32_t page : pages) release_page(page);
+  for (const uint32_t page : pages) {
+    if (!pages_.release(page)) continue;
+    try {
+      poison_page(page);
+    } catch (const std::bad_alloc&) {
+    }
+  }
 }
 
 BorrowedPages::~BorrowedPages() {

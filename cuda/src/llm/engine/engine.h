@@ -68,10 +68,10 @@ class Engine {
                      int32_t* target) const;
 
   // For the engine of a draft head. lend_features returns the pages of the first `end` positions
-  // of a sequence, which stay as they are until return_features; WCUDA_INVALID_STATE while a step
-  // that computes them is in flight. record_features records the event after what has been queued.
+  // of a sequence, which stay as they are until they are destroyed; WCUDA_INVALID_STATE while a
+  // step that computes them is in flight. record_features records the event after what has been
+  // queued.
   Result<BorrowedPages> lend_features(const Sequence& sequence, uint32_t end);
-  void return_features(const std::vector<uint32_t>& pages);
   Status record_features(Event event) const;
 
   Result<uint64_t> submit(std::vector<Row> rows);
@@ -111,6 +111,8 @@ class Engine {
   Status check_sampled(const Sequence& sequence) const;
   Status check_row(const Row& row, size_t index) const;
   Status check_features(const Row& row, size_t index) const;
+  friend class BorrowedPages;
+  void return_features(const std::vector<uint32_t>& pages) noexcept;
   Status borrow_features(Ticket& ticket);
   Status check_limits(const std::vector<Row>& rows) const;
   uint32_t pages_needed(const std::vector<Row>& rows) const;

@@ -4,6 +4,15 @@
 
 namespace wcuda::engine {
 
+std::vector<PrefixRow> prefix_rows(const std::vector<Row>& rows) {
+  std::vector<PrefixRow> found;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const ops::StepRow& head = rows[i - rows[i].draft_index].step;
+    found.push_back({rows[i].sequence->pages.data(), head.first_position / ops::kPageTokens});
+  }
+  return found;
+}
+
 std::vector<SharedPrefix> find_shared_prefixes(const std::vector<PrefixRow>& rows) {
   constexpr uint32_t kPagesMax = UINT16_MAX - 1;  // as StepRow::shared_pages
   std::vector<SharedPrefix> groups;

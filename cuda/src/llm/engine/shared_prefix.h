@@ -1,16 +1,20 @@
-// Rows of a step whose sequences share leading pages. Pure.
+// Rows of a step whose sequences share leading pages, which no row of the step writes. Pure.
 #pragma once
 
 #include <cstdint>
 #include <vector>
+
+#include "llm/engine/ticket.h"
 
 namespace wcuda::engine {
 
 // A row of one token.
 struct PrefixRow {
   const uint32_t* pages;
-  uint32_t page_count;  // that end before its token
+  uint32_t page_count;  // that end before its token; of a draft, before the token of its row
 };
+// Returns those of a ticket, of which each row has one token.
+std::vector<PrefixRow> prefix_rows(const std::vector<Row>& rows);
 
 // Consecutive rows with the same first `pages` pages.
 struct SharedPrefix {

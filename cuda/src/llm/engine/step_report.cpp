@@ -57,8 +57,8 @@ Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gg
   WCUDA_ASSIGN(model::LoadPlan load, model::plan_load(*backend, file));
   if (!report.rates.traits.is_host) WCUDA_TRY(place_on_gpu(&load.weights));
   WCUDA_ASSIGN(const Limits limits, resolve_limits(options, load.config, peers));
-  WCUDA_TRY(
-      plan_persistent_layers(limits, load.config, load.weights, report.rates.traits).status());
+  WCUDA_ASSIGN(const bool has_persistent_layers,
+               plan_persistent_layers(limits, load.config, load.weights, report.rates.traits));
 
   ops::CostShape cost;
   cost.row_count = std::max(asked.row_count, 1u);
@@ -82,7 +82,7 @@ Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gg
   shape.max_positions = static_cast<uint32_t>(positions);
   // Rows of a draft head that have one token continue with the state of the last one.
   shape.has_features = load.config.draft_head.exists() && cost.row_tokens > 1;
-  if (!report.rates.traits.is_host) shape = launched_shape(shape, limits);
+  if (!report.rates.traits.is_host) shape = launched_shape(shape, limits, has_persistent_layers);
   report.plan = ops::plan_step(load.config, load.weights, limits, report.rates.traits, shape);
   for (const ops::Node& node : report.plan.nodes)
     report.costs.push_back(ops::node_cost(load.config, load.weights, report.plan, node, cost));

@@ -20,7 +20,8 @@ uint32_t token_bucket(uint32_t tokens) {
 
 }  // namespace
 
-ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits) {
+ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits,
+                              bool has_persistent_layers) {
   if (!may_be_graph(shape)) return shape;
   shape.row_count = row_bucket(shape.row_count, limits);
   if (shape.max_row_tokens == 1) {
@@ -29,7 +30,7 @@ ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits) {
     if (shape.logits_count > 0)
       shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
     size_t bucket = 0;
-    while (!has_position_bucket(shape.row_count, bucket) ||
+    while (!has_position_bucket(shape.row_count, has_persistent_layers, bucket) ||
            kPositionBuckets[bucket] < shape.max_positions)
       ++bucket;
     shape.max_positions = std::min(kPositionBuckets[bucket], limits.max_sequence_tokens);

@@ -23,10 +23,11 @@ constexpr uint32_t kPositionBuckets[] = {kernels::kDecodeGroupSizes[0].lone_posi
 static_assert(kPositionBuckets[0] == kernels::kPersistentGroupSizes[0].lone_positions());
 
 // Returns whether steps of so many rows have graphs of their own up to kPositionBuckets[index].
-// Only a step of one row may have persistent layers.
-constexpr bool has_position_bucket(uint32_t row_count, size_t index) {
+// has_persistent_layers is the engine's; only its steps of one row have them.
+constexpr bool has_position_bucket(uint32_t row_count, bool has_persistent_layers, size_t index) {
   return index == std::size(kPositionBuckets) - 1 ||
-         (row_count <= kPositionRowsMax && (index != 1 || row_count == 1));
+         (row_count <= kPositionRowsMax &&
+          (index != 1 || (row_count == 1 && has_persistent_layers)));
 }
 
 // Steps with longer rows may become graphs up to this many tokens. Longer steps compute for longer
@@ -48,6 +49,7 @@ inline bool may_be_graph(const ops::StepShape& shape) {
 // Returns the shape for which a step is launched. If the step may become a graph on a device, its
 // counts and positions are rounded up to buckets; others do not change. Rows that fill up a bucket
 // have no tokens, and tokens that do belong to no row.
-ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits);
+ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits,
+                              bool has_persistent_layers);
 
 }  // namespace wcuda::engine

@@ -33,7 +33,8 @@ struct Command {
 
 class Engine;
 
-// Pages of another engine that a row reads. They stay as they are while this exists.
+// Pages of another engine that a row reads. They stay as they are while this exists, which must not
+// be longer than that engine.
 class BorrowedPages {
  public:
   BorrowedPages() = default;

@@ -81,6 +81,22 @@ TEST(SharedPrefix, groups_that_save_little_are_left_alone) {
 }
 
 // The page that a row writes to does not end before its token, and so is no part of a prefix.
+// The step writes the page of the row's position, which ends before its last drafts.
+TEST(SharedPrefix, drafts_share_no_page_that_the_step_writes) {
+  const auto sequence = std::make_shared<engine::Sequence>();
+  for (uint32_t page = 0; page < 10; ++page) sequence->pages.push_back(page);
+  std::vector<Row> rows(60);
+  for (uint32_t i = 0; i < rows.size(); ++i) {
+    rows[i].sequence = sequence;
+    rows[i].draft_index = i % 6;
+    rows[i].step.first_position = 509 + i % 6;
+  }
+  const std::vector<PrefixRow> found = prefix_rows(rows);
+  ASSERT_EQ(found.size(), rows.size());
+  for (const PrefixRow& row : found) EXPECT_EQ(row.page_count, 7u);
+  EXPECT_TRUE(find_shared_prefixes(found).empty());
+}
+
 TEST(SharedPrefix, only_pages_that_end_before_the_token_count) {
   const std::vector<uint32_t> pages(600, 7);
   const std::vector<PrefixRow> rows = {{pages.data(), 600}, {pages.data(), 519}};

@@ -35,7 +35,7 @@ TEST(LaunchedShape, has_room_for_the_step_and_keeps_the_limits) {
       const uint32_t tokens = rows - 1 + longest;
       for (const uint32_t logits : {0u, 1u, rows, std::min(tokens, limits.max_logits_rows)}) {
         const ops::StepShape own = shape_of(tokens, rows, logits, rows == 1 ? longest : 1, longest);
-        const ops::StepShape launched = launched_shape(own, limits);
+        const ops::StepShape launched = launched_shape(own, limits, false);
         EXPECT_GE(launched.token_count, own.token_count);
         EXPECT_GE(launched.row_count, own.row_count);
         EXPECT_GE(launched.logits_count, own.logits_count);
@@ -48,7 +48,7 @@ TEST(LaunchedShape, has_room_for_the_step_and_keeps_the_limits) {
         EXPECT_EQ(launched.logits_count == 0, logits == 0);
         EXPECT_EQ(launched.max_row_tokens == 1, longest == 1);
         EXPECT_EQ(may_be_graph(launched), may_be_graph(own));
-        const ops::StepShape again = launched_shape(launched, limits);
+        const ops::StepShape again = launched_shape(launched, limits, false);
         if (longest == 1) continue;
         EXPECT_EQ(again.token_count, launched.token_count);
         EXPECT_EQ(again.row_count, launched.row_count);
@@ -60,13 +60,15 @@ TEST(LaunchedShape, has_room_for_the_step_and_keeps_the_limits) {
 TEST(LaunchedShape, separates_ranges_of_positions_for_which_attention_has_other_kernels) {
   Limits limits = test_limits();
   limits.max_sequence_tokens = 10000;
-  const auto positions_of = [&](uint32_t rows, uint32_t positions) {
+  const auto positions_of = [&](uint32_t rows, uint32_t positions,
+                                bool has_persistent_layers = true) {
     ops::StepShape shape = shape_of(rows, rows, rows, 1, 1);
     shape.max_positions = positions;
-    return launched_shape(shape, limits).max_positions;
+    return launched_shape(shape, limits, has_persistent_layers).max_positions;
   };
   EXPECT_EQ(positions_of(1, 256), 256);
   EXPECT_EQ(positions_of(1, 257), 2048);
+  EXPECT_EQ(positions_of(1, 257, false), 8192);
   EXPECT_EQ(positions_of(1, 2049), 8192);
   EXPECT_EQ(positions_of(1, 8193), 10000);
   EXPECT_EQ(positions_of(2, 257), 8192);
@@ -80,7 +82,7 @@ TEST(LaunchedShape, of_a_step_that_scores_own_tokens_is_its_own) {
     EXPECT_TRUE(may_be_graph(shape));
     shape.scored_count = 1;
     EXPECT_FALSE(may_be_graph(shape));
-    const ops::StepShape launched = launched_shape(shape, test_limits());
+    const ops::StepShape launched = launched_shape(shape, test_limits(), false);
     EXPECT_EQ(launched.token_count, longest);
     EXPECT_EQ(launched.max_positions, 700u);
   }
@@ -89,7 +91,7 @@ TEST(LaunchedShape, of_a_step_that_scores_own_tokens_is_its_own) {
 TEST(LaunchedShape, of_prompts_is_one_class_for_32_lengths_or_fewer) {
   const Limits limits = test_limits();
   const auto launched = [&](uint32_t tokens) {
-    return launched_shape(shape_of(tokens, 1, 1, tokens, tokens), limits);
+    return launched_shape(shape_of(tokens, 1, 1, tokens, tokens), limits, false);
   };
   EXPECT_EQ(launched(5).token_count, 5u);
   EXPECT_EQ(launched(9).token_count, 16u);
@@ -106,9 +108,9 @@ TEST(LaunchedShape, of_prompts_is_one_class_for_32_lengths_or_fewer) {
 // Rows of one token need a kernel of their own, which prompts alone do not.
 TEST(LaunchedShape, separates_prompts_alone_from_mixed_steps) {
   const Limits limits = test_limits();
-  EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 20, 20), limits).min_row_tokens, 2u);
-  EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 1, 40), limits).min_row_tokens, 1u);
-  EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 20, 20), limits).row_count, 4u);
+  EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 20, 20), limits, false).min_row_tokens, 2u);
+  EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 1, 40), limits, false).min_row_tokens, 1u);
+  EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 20, 20), limits, false).row_count, 4u);
 }
 
 }  // namespace
