@@ -2,8 +2,9 @@
 // the format of the KV cache and written to their page.
 //
 // A block has kBlockWarps warps and processes some heads of one token; a warp takes one head at a
-// time. Sines and cosines need only positions, so they are computed before the dependent wait.
-// Bytes moved: q read and written once, k and v read once, their rows written once.
+// time. Sines and cosines need only positions. Blocks that start with the kernel compute them
+// before the dependent wait; in a step of more tokens, they are computed while the heads are
+// loaded. Bytes moved: q read and written once, k and v read once, their rows written once.
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/rope_head.cuh"
@@ -19,6 +20,8 @@ constexpr uint32_t kAhead = 2;  // heads that a warp loads in advance
 // Up to this many tokens, a token's heads are spread over blocks, for latency. With more tokens,
 // one block rotates all heads of a token and computes sines and cosines only once.
 constexpr uint32_t kSpreadTokensMax = 64;
+// Up to this many tokens, all blocks can be resident at once, on an H200.
+constexpr uint32_t kEarlyTokensMax = 512;
 
 struct RopeKvParams {
   RopeKvArgs args;
@@ -49,10 +52,13 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   const uint32_t position = __ldcg(args.step.positions + token);
   const uint32_t page = __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride +
                                position / kPagePositions);
-  for (uint32_t i = threadIdx.x; i < args.rope.rope_dimensions / 2; i += kBlockThreads)
-    shared.rotations[i] =
-        rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
-  __syncthreads();
+  const auto find_rotations = [&] {
+    for (uint32_t i = threadIdx.x; i < args.rope.rope_dimensions / 2; i += kBlockThreads)
+      shared.rotations[i] =
+          rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
+  };
+  const bool is_early = gridDim.x <= kEarlyTokensMax;
+  if (is_early) find_rotations();
   dependent_wait();
 
   float* const head = shared.heads[warp];
@@ -76,6 +82,8 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   const uint32_t first_head = blockIdx.y * params.block_heads + warp;
 #pragma unroll
   for (uint32_t a = 0; a < kAhead; ++a) load(first_head + a * kBlockWarps, next[a]);
+  if (!is_early) find_rotations();
+  __syncthreads();
 
   const auto rotate_one = [&](uint32_t h, float(&values)[kLaneValues]) {
     const bool is_query = h < args.head_count;
@@ -129,9 +137,13 @@ __global__ void __launch_bounds__(kBlockThreads, 5) rope_kv_rows_kernel(const Ro
   const uint32_t position = __ldcg(args.step.positions + token);
   const uint32_t page = __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride +
                                position / kPagePositions);
-  for (uint32_t i = threadIdx.x; i < n / 2; i += kBlockThreads)
-    rotations[i] = rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
-  __syncthreads();
+  const auto find_rotations = [&] {
+    for (uint32_t i = threadIdx.x; i < n / 2; i += kBlockThreads)
+      rotations[i] =
+          rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
+  };
+  const bool is_early = gridDim.x <= kEarlyTokensMax;
+  if (is_early) find_rotations();
   dependent_wait();
 
   const auto kv_head_of = [&](uint32_t h) {
@@ -194,6 +206,8 @@ __global__ void __launch_bounds__(kBlockThreads, 5) rope_kv_rows_kernel(const Ro
   float4 next[kHeadsAtOnce];
 #pragma unroll
   for (uint32_t i = 0; i < kHeadsAtOnce; ++i) next[i] = load(first + i * kGroups);
+  if (!is_early) find_rotations();
+  __syncthreads();
   for (uint32_t h = first; h < end; h += kHeadsAtOnce * kGroups) {
     float4 values[kHeadsAtOnce];
 #pragma unroll
