@@ -545,8 +545,9 @@ WCUDA_API wcuda_status wcuda_context_budget_set(wcuda_context context, int32_t p
                                                 uint64_t bytes, wcuda_error* error);
 
 /* Checks that a device meets the requirements of this library. CUDA requires compute capability 8.0 or
- * newer and 1 GiB of memory; HOST has no requirements. If the device does not meet them, returns
- * WCUDA_UNSUPPORTED, and the message names what is missing. wcuda_context_create performs the same check.
+ * newer and 1 GiB of memory; HOST has no requirements. Returns WCUDA_NO_DEVICE if no usable device has this
+ * ordinal (devices below compute capability 8.0 have none), and WCUDA_UNSUPPORTED, with the size in the
+ * message, if the device has too little memory. wcuda_context_create performs the same check.
  * [any thread] */
 WCUDA_API wcuda_status wcuda_device_check(int32_t backend, int32_t ordinal, wcuda_error* error);
 

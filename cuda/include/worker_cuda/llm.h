@@ -599,7 +599,8 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  * The step computes them after the row's tokens. It samples after the row's last token and each draft, with
  * the new position's random number. A draft token is accepted if it is the token that was sampled for its
  * position and all draft tokens before it are accepted. The row returns the accepted drafts and the token
- * that was sampled after them, 1 to 16 tokens. Without drafts they would be the same.
+ * that was sampled after them, 1 to 16 tokens. From the same logits, the same tokens would be sampled
+ * without drafts.
  *
  *   row.tokens = &last;                sequence    … last | 7   3   9  drafts
  *   row.token_count = 1;               sampled              7   3   4  5

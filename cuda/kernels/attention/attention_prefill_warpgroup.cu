@@ -72,7 +72,7 @@ using StageCounter = PipelineCounter<kStages>;
 
 // A work item. For prefill, it is one tile of tokens and one query head. For leading pages that
 // rows share, it is one split of them, one tile of rows, and all query heads of a key-value head;
-// `tokens` are then pairs of a row and a query head.
+// token_count then counts pairs of a row and a query head.
 struct Item {
   uint32_t row, head, kv_head;
   uint32_t heads = 1;                   // query heads from `head` on

@@ -3,8 +3,9 @@
 //
 // One CTA per SM, all resident at once. Each has an even partition of the M-tiles of each layer.
 // One warp copies the weights of the partitions into a ring in shared memory, across layer
-// boundaries, so that memory is not idle while the CTAs exchange outputs. Sixteen warps compute;
-// warp j % 16 has K-tile j (tile.cuh), counted through the whole partition.
+// boundaries, so that memory is not idle while the CTAs exchange outputs. Sixteen warps compute:
+// the K-tiles (tile.cuh) of all M-tiles of the partition are numbered consecutively, and warp j %
+// 16 computes K-tile j.
 //
 // CTAs exchange outputs through a mailbox in global memory (fused_params.cuh), without a grid
 // barrier:
@@ -13,9 +14,9 @@
 //   CTA i          x | layer 0 | send | poll | layer 1 | send | poll | layer 2 | …
 //   CTA j          x | layer 0   | send | poll | layer 1 | send | poll | layer 2 | …
 //
-// A layer with many inputs (down) uses split-K with partitions of 1,024 inputs. A CTA has one or
-// two runs of M-tiles, each in one K-split, so needs few inputs. It sends its sums through the
-// mailbox; for each output, one CTA adds them in a fixed order.
+// A layer with many inputs (down) uses split-K, with 1,024 inputs per K-split. A CTA has one or two
+// runs of M-tiles; each run lies in one K-split, so the CTA needs at most 2,048 inputs. It sends
+// its sums through the mailbox; for each output, one CTA adds them in a fixed order.
 //
 // Bytes moved: every weight once; x of each layer once per CTA, from L2; with split-K only the
 // inputs needed, and the sums.
@@ -137,7 +138,8 @@ bool follows(const LinearArgs& layer, const LinearArgs& next) {
 // shared memory, or 0 if the layers are not supported.
 uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, FusedParams* params) {
   if (count < 2 || count > kFusedLayersMax || launch.sm_count <= 0) return 0;
-  // x_rows is not supported; only the first layer's x can have it.
+  // x_rows is not supported. Only the first layer is tested, because the others read the output of
+  // the layer before them.
   if (layers[0].x_rows != nullptr) return 0;
   PersistentLayerShape shapes[kFusedLayersMax];
   for (uint32_t p = 0; p < count; ++p) {

@@ -1,10 +1,11 @@
 // half_input: h[c] = 2^s(c) * x[c], or 2^s(c) * rms_norm(x[c]) * norm, as f16.
 //
-// A cluster of blocks converts the activations of one token. Each quad of lanes converts
-// kPieces groups of 32 inputs; of each group, a lane holds in registers the 8 inputs that the same
-// lane of a quad owns in the MMA. Blocks are small, so that they fit on an SM next to those of
-// linear_batch. With tiles of 64 tokens no block fits, and twice the threads take less time. Bytes
-// moved per token: 4 * cols read and 2 * depth written.
+// A cluster of blocks converts the activations of one token. Each quad of lanes converts kPieces
+// groups of 32 inputs; of each group, lane t of the quad holds in registers the 8 inputs that lane
+// t of a quad owns in the MMA. Blocks are small, so that they fit on an SM next to those of
+// linear_batch. Next to blocks of linear_batch with tiles of 64 tokens none fits in any case, so a
+// block then has twice the threads, which is faster. Bytes moved per token: 4 * cols read and 2 *
+// depth written.
 #include <cuda_fp16.h>
 
 #include "kernels/linear/half_input.h"
@@ -21,16 +22,18 @@ namespace {
 constexpr uint32_t kInputThreads = 256;  // of half_input_any
 constexpr uint32_t kInputClusterMax = 8;
 constexpr uint32_t kBlockInputs = 4096;  // at most
-// 2026-11-24, H200, with twice the threads: a prompt of 64 tokens is 1.3 % faster with 8B and 4.6 %
-// with SmolLM2, 16 sequences of 8B, in tiles of 16 tokens, 4.3 % slower. More tokens: not measured.
+// 2026-11-24, H200: with twice the threads, a prompt of 64 tokens is 1.3 % faster with 8B and 4.6 %
+// faster with SmolLM2, but a step of 16 sequences of 8B (tiles of 16 tokens) is 4.3 % slower. More
+// tokens: not measured.
 constexpr uint32_t kLargeBlockTokens = 64;
-// Of half_input, at most. kPieces: of 8 inputs, per thread.
+// Threads of a half_input block, at most. A thread converts kPieces pieces of 8 inputs.
 template <uint32_t kPieces>
 constexpr uint32_t kPieceThreads = kBlockInputs / (8 * kPieces);
 
 // The functions marked maybe_unused are used only on devices with clusters.
 
-// Returns the two quarters (4 inputs each) of a group of 32 that lane t of a quad owns.
+// Returns which two of the eight quarters (runs of 4 inputs) of a group of 32 lane t of a quad
+// owns.
 [[maybe_unused]] __device__ inline uint2 owned_quarters(InputOrder order, uint32_t t) {
   switch (order) {
     case InputOrder::kSplit:
@@ -217,7 +220,7 @@ cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
     return cudaErrorInvalidValue;
   const uint32_t blocks = round_up(args.tokens, args.out.tile_tokens);
   const uint32_t cluster = divide_up(args.out.depth, kBlockInputs);
-  // Both forms add squares in the same order.
+  // With one piece or two per thread, squares are added in the same order.
   const uint32_t pieces = args.out.tile_tokens == kLargeBlockTokens ? 1 : 2;
   const uint32_t threads = round_up(divide_up(args.out.depth, cluster * 16), 32) * (2 / pieces);
   if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&

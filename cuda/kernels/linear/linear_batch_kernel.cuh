@@ -51,7 +51,8 @@ namespace wcuda::kernels {
 struct BatchTile {
   uint32_t matrix;
   uint32_t first_row;
-  uint32_t rows;  // of each matrix in the tile: all, or in a gated layer half for gate, half for up
+  uint32_t rows;  // of each matrix in the tile: tile_rows; in a gated layer half of that, once for
+                  // gate and once for up
   bool is_gate;
 
   __device__ BatchTile(const LinearBatchParams& params, uint32_t index) {
@@ -179,7 +180,8 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
       Operand& operand = operands[kIsEarly ? half : 0];
       if (!kIsEarly && m == 0) operand.load(place, half, lane);
       // Only the products of the previous group may still be in flight. The operand registers of
-      // the group before that are free. In stage 1's second group, stage 0 is free.
+      // the group before that are free. If a K-tile has two stages of activations, the first one is
+      // free from the second group of the second stage on.
       wgmma_wait<1>();
       if (group == kStageGroups + 1) release(last);
       operand.group(half, m, lane, a[group % 2]);

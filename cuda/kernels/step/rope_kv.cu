@@ -2,9 +2,10 @@
 // the format of the KV cache and written to their page.
 //
 // A block has kBlockWarps warps and processes some heads of one token; a warp takes one head at a
-// time. Sines and cosines need only positions. Blocks that start with the kernel compute them
-// before the dependent wait; in a step of more tokens, they are computed while the heads are
-// loaded. Bytes moved: q read and written once, k and v read once, their rows written once.
+// time. Sines and cosines need only positions. In a step of up to kEarlyTokensMax tokens, all of
+// whose blocks can start at once, they are computed before the dependent wait; in a larger step,
+// while the heads are loaded. Bytes moved: q read and written once, k and v read once, their rows
+// written once.
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/rope_head.cuh"
