@@ -64,8 +64,8 @@ struct Barriers {
   __device__ uint32_t values_empty(uint32_t stage) const { return base + 48 + stage * 8; }
 };
 
-// Numbers of named barriers: for the producer, for each consumer warpgroup, and for each consumer's
-// turn.
+// Indices of the named barriers: of the producer, and of consumer warpgroup 0 for itself and for
+// its turn; warpgroup 1 uses the next index of each.
 constexpr uint32_t kLoadBarrier = 1, kGroupBarrier = 2, kPingPongBarrier = 4;
 
 using StageCounter = PipelineCounter<kStages>;
@@ -141,8 +141,8 @@ struct Item {
   }
 };
 
-// The items of this block that are not empty, in order. Items are listed longest first, so every
-// other round runs in reverse to balance the blocks.
+// The items of this block that are not empty, in order. The items of a row are listed longest
+// first, so every other round runs in reverse to balance the blocks.
 class BlockItems {
  public:
   __device__ BlockItems(const AttentionKernelArgs& args, uint32_t count)

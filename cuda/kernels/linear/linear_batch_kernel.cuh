@@ -21,10 +21,10 @@
 //   consumer warps                                   | K-tile 0 | K-tile 1 | …  | sums | outputs
 //
 // The time is spent on instructions (375 per warp for 16 rows x 256 inputs of Q4_K and 16 tokens)
-// and on waiting: for activations, for the sums of the cluster, and between kernels. Therefore
-// blocks are small, so that blocks of two consecutive kernels fit on an SM at the same time; the
-// host divides the K-tiles, so that no block starts with integer divisions; and each thread
-// computes four outputs at a time.
+// and on waiting: for activations, for the sums of the cluster, and between kernels. Therefore,
+// with tiles of at most 32 tokens, blocks have at most 128 rows, so that blocks of two consecutive
+// kernels fit on an SM at the same time; the host divides the K-tiles, so that no block starts with
+// integer divisions; and each thread computes four outputs at a time.
 //
 // Lane 4g + t of warp w holds sums[k] of row 16w + g + 8 * (k / 2 % 2) and of token
 // 8 * (k / 4) + 2t + k % 2.
