@@ -142,6 +142,7 @@ Status Engine::check_features(const Row& row, size_t index) const {
 
 // Borrows the pages of the features that rows read, and makes the step come after what writes them.
 Status Engine::borrow_features(Ticket& ticket) {
+  if (target_ == nullptr) return {};
   ticket.feature_pages.resize(ticket.rows.size());
   bool has_features = false;
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
@@ -283,8 +284,10 @@ void StepInputs::write(const Ticket& ticket) const {
               row.first_position);
     std::fill_n(token_rows + row.first_token, row.token_count, i);
     std::copy(sequence.pages.begin(), sequence.pages.end(), page_tables + i * page_table_stride);
-    const std::vector<uint32_t>& features = ticket.feature_pages[i].list();
-    std::copy(features.begin(), features.end(), feature_tables + i * feature_table_stride);
+    if (!ticket.feature_pages.empty()) {
+      const std::vector<uint32_t>& features = ticket.feature_pages[i].list();
+      std::copy(features.begin(), features.end(), feature_tables + i * feature_table_stride);
+    }
     const uint32_t logits_count = row.logits_count();
     std::iota(logits_indices + row.logits_first, logits_indices + row.logits_first + logits_count,
               row.first_token + row.token_count - logits_count);

@@ -119,7 +119,8 @@ struct Ticket {
   bool awaits_sampling = false;   // Engine::sample must come before wait()
   std::vector<Command> commands;
   std::vector<Row> rows;
-  std::vector<BorrowedPages> feature_pages;  // (rows) until it is finished, of those with features
+  // Of a draft head: (rows) until it is finished, of those with features. Else empty.
+  std::vector<BorrowedPages> feature_pages;
   ops::StepShape shape;
 
   std::shared_ptr<StepProfile> profile;  // to fill in; null: the nodes are not timed
