@@ -244,6 +244,7 @@ TEST_P(LateSampling, refuses_what_is_wrong_and_leaves_the_step_as_it_is) {
   EXPECT_EQ(try_submit({token_row(sequence, kLatePrompt, WCUDA_ROW_SAMPLE_LATE)}, &ticket),
             WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(try_sample(1, {unmasked()}), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(error_.message, "ticket 1 is not in flight");
   const uint64_t plain = submit({token_row(other, kLatePrompt, WCUDA_ROW_SAMPLE)});
   EXPECT_EQ(try_sample(plain, {}), WCUDA_INVALID_STATE);
   wait(plain);

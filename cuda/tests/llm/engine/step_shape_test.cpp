@@ -76,6 +76,24 @@ TEST(LaunchedShape, separates_ranges_of_positions_for_which_attention_has_other_
   EXPECT_EQ(positions_of(24, 256), 10000);
 }
 
+// warm_up() captures the graphs of these classes before any step says how short its rows are.
+TEST(LaunchedShape, of_rows_of_one_token_does_not_depend_on_the_shortest) {
+  for (const uint32_t shortest : {0u, 1u})
+    EXPECT_EQ(launched_shape(shape_of(3, 3, 3, shortest, 1), test_limits(), false).min_row_tokens,
+              0u);
+}
+
+TEST(LaunchedShape, has_no_more_logits_than_rows_where_each_row_has_at_most_one) {
+  Limits limits = test_limits();
+  limits.max_batch_rows = 100;
+  const auto logits_of = [&](uint32_t logits) {
+    return launched_shape(shape_of(300, 100, logits, 3, 3), limits, false).logits_count;
+  };
+  EXPECT_EQ(logits_of(1), 100u);
+  EXPECT_EQ(logits_of(100), 100u);
+  EXPECT_EQ(logits_of(101), 128u);
+}
+
 TEST(LaunchedShape, of_a_step_that_scores_own_tokens_is_its_own) {
   for (const uint32_t longest : {1u, 100u}) {
     ops::StepShape shape = shape_of(longest, 1, 1, longest, longest);

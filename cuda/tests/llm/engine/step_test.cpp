@@ -362,6 +362,7 @@ TEST_P(Step, refuses_what_is_wrong_and_says_where) {
   EXPECT_STREQ(error_.message,
                ("row 0: token 0 is -1, the vocabulary has " + std::to_string(vocabulary_)).c_str());
   EXPECT_EQ(try_submit({token_row(sequence, too_long, 0)}, &ticket), WCUDA_LIMIT_EXCEEDED);
+  EXPECT_STREQ(error_.message, "a step of 97 tokens, max_batch_tokens is 96");
   EXPECT_EQ(try_submit({token_row(sequence, {}, 0)}, &ticket), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(try_submit({token_row(sequence, kPrompt, 1u << 30)}, &ticket), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(try_submit({token_row(sequence, kPrompt, 0), token_row(sequence, kPrompt, 0)}, &ticket),
@@ -395,6 +396,22 @@ TEST_P(Step, a_sequence_holds_exactly_max_sequence_tokens) {
   EXPECT_EQ(length(split), 70u);
 }
 
+TEST_P(Step, max_logits_rows_limits_the_logits_of_all_rows_together) {
+  wcuda_engine_options options = small_options();
+  options.max_logits_rows = 8;
+  create_engine(options);
+  const wcuda_row row = token_row(create_sequence(), kPrompt, WCUDA_ROW_LOGITS_ALL);
+  wcuda_row other = token_row(create_sequence(), kPrompt, WCUDA_ROW_LOGITS_ALL);
+  uint64_t ticket = 0;
+
+  EXPECT_EQ(try_submit({row, other}, &ticket), WCUDA_LIMIT_EXCEEDED);
+  EXPECT_STREQ(error_.message, "a step of 10 rows of logits, max_logits_rows is 8");
+  other.token_count = 3;
+  const StepResult result = wait(submit({row, other}));
+  EXPECT_EQ(result.rows[0].logits_count, 5u);
+  EXPECT_EQ(result.rows[1].logits_count, 3u);
+}
+
 TEST_P(Step, small_output_buffers_leave_the_ticket_in_flight) {
   create_engine(small_options());
   const wcuda_sequence sequence = create_sequence();
@@ -408,6 +425,12 @@ TEST_P(Step, small_output_buffers_leave_the_ticket_in_flight) {
   EXPECT_EQ(row.token_count, 0u);
 
   EXPECT_EQ(wait(ticket).rows[0].logits_count, kPrompt.size());
+
+  const uint64_t two_rows = submit({token_row(sequence, kPrompt, WCUDA_ROW_SAMPLE),
+                                    token_row(create_sequence(), kPrompt, WCUDA_ROW_SAMPLE)});
+  EXPECT_EQ(wcuda_step_wait(engine_, two_rows, -1, &output, &error_), WCUDA_BUFFER_TOO_SMALL);
+  EXPECT_STREQ(error_.message, "row_capacity is 1, the step needs 2");
+  wait(two_rows);
 }
 
 TEST_P(Step, drain_completes_steps_and_ends_their_tickets) {
