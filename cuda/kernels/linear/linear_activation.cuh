@@ -16,8 +16,4 @@ __device__ inline float activation_fast(bool is_silu, float x) {
   return __fdividef(x, 1.0f + __expf(-z));
 }
 
-__device__ inline float gated_fast(Epilogue epilogue, float gate, float up) {
-  return activation_fast(epilogue == Epilogue::kSiluGate, gate) * up;
-}
-
 }  // namespace wcuda::kernels

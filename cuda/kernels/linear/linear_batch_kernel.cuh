@@ -145,64 +145,74 @@ __device__ __forceinline__ void produce_tokens(const LinearBatchParams& params,
   }
 }
 
-// Computes the sums of a warp's M-tile over the K-tiles of the block.
+// Computes the sums of a warp's M-tile over the K-tiles of the block. A warp unpacks half a K-tile,
+// multiplies it, and waits for the products: while they run, an SM has few registers' reads left
+// for other instructions of any warp, so nothing is gained by unpacking more in the meantime.
 template <class Operand, uint32_t kTokens>
 __device__ __forceinline__ void consume(const LinearBatchParams& params, const BatchWork& work,
                                         const uint8_t* packed_tiles, BatchWeights<Operand>& weights,
                                         const Pipeline& tokens, float (&sums)[kTokens / 2]) {
-  constexpr uint32_t kStageGroups = batch_stage_halves(kTokens) * 4;  // of 32 inputs
+  constexpr uint32_t kStageHalves = batch_stage_halves(kTokens);
+  // Whether the next codes are loaded before the products are waited for.
+  constexpr bool kIsEarly = kTokens > 32;
   const uint32_t lane = threadIdx.x % 32;
-  const auto release = [&](uint32_t stage) {
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(tokens.empty_barrier(stage));
-  };
   PipelineState token_stage;
-  for (uint32_t k_tile = 0; k_tile < work.count; ++k_tile) {
-    weights.ring.wait_full(weights.stage);
-    const uint8_t* const place = packed_tiles + weights.stage.stage * weights.ring.stage_bytes;
-    // Loads the operands of both halves at once if there are enough registers.
-    constexpr bool kIsEarly = kTokens <= 16;
-    Operand operands[kIsEarly ? 2 : 1];
-    if constexpr (kIsEarly) {
-      operands[0].load(place, 0, lane);
-      operands[1].load(place, 1, lane);
-    }
-    uint32_t last = 0;  // the stage of activations before the current one
-    uint64_t descriptor = 0;
-    uint32_t a[2][8];
+  Operand operand;
+  const auto load = [&](uint32_t half) {
+    if (half == 0) weights.ring.wait_full(weights.stage);
+    operand.load(packed_tiles + weights.stage.stage * weights.ring.stage_bytes, half, lane);
+  };
+  load(0);
+#pragma unroll 1
+  for (uint32_t left = work.count; left != 0; --left) {
 #pragma unroll
-    for (uint32_t group = 0; group < 8; ++group) {
-      const uint32_t half = group / 4, m = group % 4;
-      if (group % kStageGroups == 0) {
-        tokens.wait_full(token_stage);
-        descriptor = wgmma_descriptor(tokens.target(token_stage.stage), 16);
+    for (uint32_t half = 0; half < 2; ++half) {
+      uint32_t a[4][8];  // of four groups of 32 inputs
+#pragma unroll
+      for (uint32_t m = 0; m < 4; ++m) operand.group(half, m, lane, a[m]);
+      if (half == 1) {
+        weights.fetch(params, work, weights.stage.stage);
+        weights.stage.advance(weights.ring.stages);
       }
-      Operand& operand = operands[kIsEarly ? half : 0];
-      if (!kIsEarly && m == 0) operand.load(place, half, lane);
-      // Only the products of the previous group may still be in flight. The operand registers of
-      // the group before that are free. If a K-tile has two stages of activations, the first one is
-      // free from the second group of the second stage on.
-      wgmma_wait<1>();
-      if (group == kStageGroups + 1) release(last);
-      operand.group(half, m, lane, a[group % 2]);
+      const uint32_t stage_half = half % kStageHalves;
+      if (stage_half == 0) tokens.wait_full(token_stage);
+      const uint64_t descriptor = wgmma_descriptor(tokens.target(token_stage.stage), 16);
       wgmma_fence();
 #pragma unroll
-      for (uint32_t i = 0; i < 2; ++i)
-        wgmma<kTokens, false>(sums, a[group % 2] + 4 * i,
-                              descriptor + token_step<kTokens>(group % kStageGroups * 2 + i));
+      for (uint32_t i = 0; i < 8; ++i)
+        wgmma<kTokens, false>(sums, a[i / 2] + i % 2 * 4,
+                              descriptor + token_step<kTokens>(stage_half * 8 + i));
       wgmma_commit();
-      if (group % kStageGroups == kStageGroups - 1) {
-        last = token_stage.stage;
+      const bool has_next = half == 0 || left != 1;
+      if (kIsEarly && has_next) load(1 - half);
+      wgmma_wait<0>();
+      if (stage_half == kStageHalves - 1) {
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(tokens.empty_barrier(token_stage.stage));
         token_stage.advance(batch_token_stages(kTokens));
       }
+      if (!kIsEarly && has_next) load(1 - half);
     }
-    // The compiler keeps products in flight only within an iteration of the loop.
-    wgmma_wait<0>();
-    release(last);
-    weights.fetch(params, work, weights.stage.stage);
-    weights.stage.advance(weights.ring.stages);
   }
 }
+
+// How an output follows from the value of its row and another one: that of the same row of up in a
+// gated layer, else the output's previous value or 0.
+struct OutputRule {
+  bool has_previous;
+  bool is_product;  // of the value's activation and the other one; else their sum
+  bool is_silu;
+
+  explicit __device__ OutputRule(const LinearBatchParams& params)
+      : has_previous(params.epilogue == Epilogue::kAdd || params.epilogue == Epilogue::kSiluTimes ||
+                     params.epilogue == Epilogue::kGeluTanhTimes),
+        is_product(params.epilogue != Epilogue::kStore && params.epilogue != Epilogue::kAdd),
+        is_silu(params.epilogue == Epilogue::kSiluGate || params.epilogue == Epilogue::kSiluTimes) {
+  }
+  __device__ __forceinline__ float output(float value, float other) const {
+    return is_product ? activation_fast(is_silu, value) * other : value + other;
+  }
+};
 
 // Adds the sums of the cluster's blocks and writes the outputs; each block writes a part of them.
 // The sums of a block, (kTokens, rows of the tile), follow the barriers in its shared memory.
@@ -215,8 +225,7 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
   const uint32_t rows = params.rows[tile.matrix], count = tile.rows * tokens;
   const uint32_t row_bits = __ffs(static_cast<int32_t>(tile.rows)) - 1;  // a power of two
   const uint32_t step = params.cluster * threads;
-  const bool has_previous = !tile.is_gate && params.epilogue != Epilogue::kStore;
-  const bool is_times = has_previous && params.epilogue != Epilogue::kAdd;
+  const OutputRule rule(params);
   float* const outputs = params.outputs[tile.matrix] + uint64_t{first_token} * rows;
   const float* const scales = params.scales + first_token;
   const float* const biases = params.biases[tile.matrix];
@@ -237,7 +246,7 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
       if (of_matrix >= rows) continue;
       if (biases != nullptr) bias[i] = biases[of_matrix];
       if (up_biases != nullptr) up_bias[i] = up_biases[of_matrix];
-      if (has_previous) previous[i] = outputs[uint64_t{token} * rows + of_matrix];
+      if (rule.has_previous) previous[i] = outputs[uint64_t{token} * rows + of_matrix];
     }
     for (uint32_t b = 0; b < params.cluster; b += kBlocks) {
       float parts[kBlocks][kOutputs] = {}, up_parts[kBlocks][kOutputs] = {};
@@ -268,13 +277,68 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
       const uint32_t at = first + i * step;
       const uint32_t token = at >> row_bits, of_matrix = tile.first_row + (at & (tile.rows - 1));
       if (at >= count || of_matrix >= rows) continue;
-      float value = totals[i] * scale[i] + bias[i];
-      if (tile.is_gate) value = gated_fast(params.epilogue, value, ups[i] * scale[i] + up_bias[i]);
-      if (is_times)
-        value = activation_fast(params.epilogue == Epilogue::kSiluTimes, value) * previous[i];
-      else if (has_previous)
-        value += previous[i];
-      outputs[uint64_t{token} * rows + of_matrix] = value;
+      outputs[uint64_t{token} * rows + of_matrix] =
+          rule.output(totals[i] * scale[i] + bias[i],
+                      tile.is_gate ? ups[i] * scale[i] + up_bias[i] : previous[i]);
+    }
+  }
+}
+
+// Writes the outputs of a tile that one block computes. Each lane leaves its sums in `space`, which
+// overlaps the stages of activations, as float4s of 8 tokens (2 of them its own) and its two rows.
+// In a gated layer, two warps have the same rows of gate and of up, and each writes the outputs of
+// half of the tokens.
+template <uint32_t kTokens>
+__device__ __forceinline__ void finish_lone_tile(const LinearBatchParams& params,
+                                                 const BatchTile& tile, uint32_t first_token,
+                                                 uint32_t warp, uint32_t warps, float4* space,
+                                                 float weight_scale,
+                                                 const float (&sums)[kTokens / 2]) {
+  constexpr uint32_t kSpans = kTokens / 8;
+  const uint32_t lane = threadIdx.x % 32, rows = params.rows[tile.matrix];
+  const uint32_t m_tiles = tile.is_gate ? warps / 2 : warps, m_tile = warp % m_tiles;
+  named_barrier_sync<1>(warps * 32);  // no warp reads activations any more
+#pragma unroll
+  for (uint32_t i = 0; i < kSpans; ++i)
+    space[(warp * kSpans + i) * 32 + lane] =
+        make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+  named_barrier_sync<1>(warps * 32);
+
+  const OutputRule rule(params);
+  const uint32_t row = tile.first_row + m_tile * quant::kMTileRows + lane / 4;  // and row + 8
+  const float* const biases = params.biases[tile.matrix];
+  float bias[2] = {}, up_bias[2] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    if (row + 8 * i >= rows) continue;
+    if (biases != nullptr) bias[i] = biases[row + 8 * i];
+    if (tile.is_gate && params.biases[1] != nullptr) up_bias[i] = params.biases[1][row + 8 * i];
+  }
+  float* const outputs = params.outputs[tile.matrix] + row;
+  const uint32_t begin = warp >= m_tiles ? kSpans / 2 : 0;
+  const uint32_t end = tile.is_gate ? begin + kSpans / 2 : kSpans;
+#pragma unroll 2
+  for (uint32_t span = begin; span < end; ++span) {
+    const float4* const place = space + (m_tile * kSpans + span) * 32 + lane;
+    const float4 four = *place, four_up = tile.is_gate ? place[m_tiles * kSpans * 32] : float4{};
+    const float values[4] = {four.x, four.y, four.z, four.w};
+    const float ups[4] = {four_up.x, four_up.y, four_up.z, four_up.w};
+    float scale[2], previous[4] = {};
+    bool is_there[4];
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+      const uint32_t token = first_token + span * 8 + lane % 4 * 2 + k % 2;
+      is_there[k] = token < params.tokens && row + k / 2 * 8 < rows;
+      if (k < 2) scale[k] = token < params.tokens ? params.scales[token] * weight_scale : 0.0f;
+      if (rule.has_previous && is_there[k])
+        previous[k] = outputs[uint64_t{token} * rows + k / 2 * 8];
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+      const uint32_t token = first_token + span * 8 + lane % 4 * 2 + k % 2;
+      const float value = values[k] * scale[k % 2] + bias[k / 2];
+      const float other = tile.is_gate ? ups[k] * scale[k % 2] + up_bias[k / 2] : previous[k];
+      if (is_there[k]) outputs[uint64_t{token} * rows + k / 2 * 8] = rule.output(value, other);
     }
   }
 }
@@ -337,25 +401,18 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   prepare_operand<Operand>(0);
   __syncthreads();
 
-  // Waits until all sums are in shared memory. Without a cluster, only the consumer warps wait.
-  const auto sync_sums = [&] {
-    __syncwarp();
-    if (params.cluster > 1)
-      cluster_sync();
-    else if (warp < consumer_warps)
-      named_barrier_sync<1>(consumer_warps * 32);
-  };
+  const bool is_lone = params.cluster == 1;
   // Waits until the other blocks of the cluster have read this block's sums.
-  const auto sync_end = [&] {
+  const auto sync_end = [] {
     __syncwarp();
-    if (params.cluster == 1) return;
     cluster_arrive_relaxed();
     cluster_wait();
   };
   if (warp >= consumer_warps) {
     if (lane == 0) produce_tokens<kTokens>(params, work, tokens);
     __syncwarp();
-    sync_sums();
+    if (is_lone) return;
+    cluster_sync();
     sync_end();
     return;
   }
@@ -363,10 +420,17 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   float sums[kTokens / 2] = {};
   consume<Operand, kTokens>(params, work, batch_shared + (weights.ring.data - start), weights,
                             tokens, sums);
+  constexpr float kFactor = 1.0f / Operand::kWeightScale;
+  auto* const parts =
+      reinterpret_cast<float*>(batch_shared + (shared - start) + kBatchBarrierBytes);
+  dependent_wait();
+  if (is_lone) {
+    finish_lone_tile<kTokens>(params, tile, first_token, warp, consumer_warps,
+                              reinterpret_cast<float4*>(parts), kFactor, sums);
+    return;
+  }
   // After all warps have read all stages, the sums overwrite them.
   named_barrier_sync<1>(consumer_warps * 32);
-  float* const parts =
-      reinterpret_cast<float*>(batch_shared + (shared - start) + kBatchBarrierBytes);
   const uint32_t stride = params.tile_rows + kBatchPadding;
 #pragma unroll
   for (uint32_t k = 0; k < kTokens / 2; ++k) {
@@ -374,10 +438,10 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
     const uint32_t row = warp * quant::kMTileRows + lane / 4 + k / 2 % 2 * 8;
     parts[token * stride + row] = sums[k];
   }
-  dependent_wait();
-  sync_sums();
+  __syncwarp();
+  cluster_sync();
   finish_tile(params, tile, first_token, min(kTokens, params.tokens - first_token),
-              consumer_warps * 32, shared, 1.0f / Operand::kWeightScale);
+              consumer_warps * 32, shared, kFactor);
   sync_end();
 #endif
 }
