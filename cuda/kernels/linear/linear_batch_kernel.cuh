@@ -297,15 +297,32 @@ __device__ __forceinline__ void finish_lone_tile(const LinearBatchParams& params
   constexpr uint32_t kSpans = kTokens / 8;
   const uint32_t lane = threadIdx.x % 32, rows = params.rows[tile.matrix];
   const uint32_t m_tiles = tile.is_gate ? warps / 2 : warps, m_tile = warp % m_tiles;
-  named_barrier_sync<1>(warps * 32);  // no warp reads activations any more
-#pragma unroll
-  for (uint32_t i = 0; i < kSpans; ++i)
-    space[(warp * kSpans + i) * 32 + lane] =
-        make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-  named_barrier_sync<1>(warps * 32);
-
+  const uint32_t begin = warp >= m_tiles ? kSpans / 2 : 0;
+  const uint32_t end = tile.is_gate ? begin + kSpans / 2 : kSpans;
   const OutputRule rule(params);
   const uint32_t row = tile.first_row + m_tile * quant::kMTileRows + lane / 4;  // and row + 8
+  float* const outputs = params.outputs[tile.matrix] + row;
+  // Of output k of a span: of token k % 2 and row k / 2.
+  const auto token_of = [&](uint32_t span, uint32_t k) {
+    return first_token + span * 8 + lane % 4 * 2 + k % 2;
+  };
+  const auto is_there = [&](uint32_t span, uint32_t k) {
+    return token_of(span, k) < params.tokens && row + k / 2 * 8 < rows;
+  };
+  const auto place_of = [&](uint32_t span, uint32_t k) {
+    return outputs + (uint64_t{token_of(span, k)} * rows + k / 2 * 8);
+  };
+  // What the outputs of a span need besides sums is loaded before the sums are there.
+  float scale[2] = {}, previous[4] = {};
+  const auto load = [&](uint32_t span) {
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+      if (k < 2 && token_of(span, k) < params.tokens)
+        scale[k] = params.scales[token_of(span, k)] * weight_scale;
+      if (rule.has_previous && is_there(span, k)) previous[k] = *place_of(span, k);
+    }
+  };
+  load(begin);
   const float* const biases = params.biases[tile.matrix];
   float bias[2] = {}, up_bias[2] = {};
 #pragma unroll
@@ -314,32 +331,29 @@ __device__ __forceinline__ void finish_lone_tile(const LinearBatchParams& params
     if (biases != nullptr) bias[i] = biases[row + 8 * i];
     if (tile.is_gate && params.biases[1] != nullptr) up_bias[i] = params.biases[1][row + 8 * i];
   }
-  float* const outputs = params.outputs[tile.matrix] + row;
-  const uint32_t begin = warp >= m_tiles ? kSpans / 2 : 0;
-  const uint32_t end = tile.is_gate ? begin + kSpans / 2 : kSpans;
-#pragma unroll 2
+
+  named_barrier_sync<1>(warps * 32);  // no warp reads activations any more
+#pragma unroll
+  for (uint32_t i = 0; i < kSpans; ++i)
+    space[(warp * kSpans + i) * 32 + lane] =
+        make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+  named_barrier_sync<1>(warps * 32);
+
+#pragma unroll 1
   for (uint32_t span = begin; span < end; ++span) {
-    const float4* const place = space + (m_tile * kSpans + span) * 32 + lane;
-    const float4 four = *place, four_up = tile.is_gate ? place[m_tiles * kSpans * 32] : float4{};
+    const float4* const from = space + (m_tile * kSpans + span) * 32 + lane;
+    const float4 four = *from, four_up = tile.is_gate ? from[m_tiles * kSpans * 32] : float4{};
     const float values[4] = {four.x, four.y, four.z, four.w};
     const float ups[4] = {four_up.x, four_up.y, four_up.z, four_up.w};
-    float scale[2], previous[4] = {};
-    bool is_there[4];
+    float results[4];
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) {
-      const uint32_t token = first_token + span * 8 + lane % 4 * 2 + k % 2;
-      is_there[k] = token < params.tokens && row + k / 2 * 8 < rows;
-      if (k < 2) scale[k] = token < params.tokens ? params.scales[token] * weight_scale : 0.0f;
-      if (rule.has_previous && is_there[k])
-        previous[k] = outputs[uint64_t{token} * rows + k / 2 * 8];
-    }
+    for (uint32_t k = 0; k < 4; ++k)
+      results[k] = rule.output(values[k] * scale[k % 2] + bias[k / 2],
+                               tile.is_gate ? ups[k] * scale[k % 2] + up_bias[k / 2] : previous[k]);
+    if (span + 1 < end) load(span + 1);
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) {
-      const uint32_t token = first_token + span * 8 + lane % 4 * 2 + k % 2;
-      const float value = values[k] * scale[k % 2] + bias[k / 2];
-      const float other = tile.is_gate ? ups[k] * scale[k % 2] + up_bias[k / 2] : previous[k];
-      if (is_there[k]) outputs[uint64_t{token} * rows + k / 2 * 8] = rule.output(value, other);
-    }
+    for (uint32_t k = 0; k < 4; ++k)
+      if (is_there(span, k)) *place_of(span, k) = results[k];
   }
 }
 
