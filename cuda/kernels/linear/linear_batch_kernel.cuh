@@ -8,6 +8,8 @@
 //   block 1   K-tiles 4 … 7    ─┼─→ sums in the shared memory of each block ─→ outputs
 //   block 2   K-tiles 8 … 10   ─┘   each block adds and writes a third of the outputs
 //
+// Outputs of a tile that one block computes alone are written from registers.
+//
 // Each consumer warp copies the packed tiles of its own M-tile into a ring of stages in shared
 // memory, one K-tile per stage, with bulk copies. It starts the first copies before the previous
 // kernel has ended. A producer warp copies the activations. A consumer warp converts its weights to
@@ -20,7 +22,7 @@
 //   copies, tokens                         └ stage 0 | stage 1 …
 //   consumer warps                                   | K-tile 0 | K-tile 1 | …  | sums | outputs
 //
-// The time is spent on instructions (375 per warp for 16 rows x 256 inputs of Q4_K and 16 tokens)
+// The time is spent on instructions (400 per warp for 16 rows x 256 inputs of Q4_K and 16 tokens)
 // and on waiting: for activations, for the sums of the cluster, and between kernels. Therefore,
 // with tiles of at most 32 tokens, blocks have at most 128 rows, so that blocks of two consecutive
 // kernels fit on an SM at the same time; the host divides the K-tiles, so that no block starts with
@@ -146,8 +148,9 @@ __device__ __forceinline__ void produce_tokens(const LinearBatchParams& params,
 }
 
 // Computes the sums of a warp's M-tile over the K-tiles of the block. A warp unpacks half a K-tile,
-// multiplies it, and waits for the products: while they run, an SM has few registers' reads left
-// for other instructions of any warp, so nothing is gained by unpacking more in the meantime.
+// multiplies it, and waits for the products. Unpacking the next groups meanwhile gains nothing: on
+// Hopper the products of few tokens leave other warps hardly any issue slots either
+// (docs/lab/2026-11-25-products-and-unpacking.md).
 template <class Operand, uint32_t kTokens>
 __device__ __forceinline__ void consume(const LinearBatchParams& params, const BatchWork& work,
                                         const uint8_t* packed_tiles, BatchWeights<Operand>& weights,
@@ -284,45 +287,45 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
   }
 }
 
-// Writes the outputs of a tile that one block computes. Each lane leaves its sums in `space`, which
-// overlaps the stages of activations, as float4s of 8 tokens (2 of them its own) and its two rows.
-// In a gated layer, two warps have the same rows of gate and of up, and each writes the outputs of
-// half of the tokens.
+// Writes the outputs of a tile that one block computes, from the sums in registers. In a gated
+// layer, a warp with rows of gate and the warp with the same rows of up exchange sums in `space`,
+// which overlaps the stages of activations: then each has both for half of the tokens.
 template <uint32_t kTokens>
 __device__ __forceinline__ void finish_lone_tile(const LinearBatchParams& params,
                                                  const BatchTile& tile, uint32_t first_token,
                                                  uint32_t warp, uint32_t warps, float4* space,
-                                                 float weight_scale,
-                                                 const float (&sums)[kTokens / 2]) {
-  constexpr uint32_t kSpans = kTokens / 8;
+                                                 float weight_scale, float (&sums)[kTokens / 2]) {
+  constexpr uint32_t kSpans = kTokens / 8;  // of 8 tokens, of which a lane has 2 and 4 sums
+  constexpr uint32_t kHalf = kTokens / 4;   // sums of half of the tokens
   const uint32_t lane = threadIdx.x % 32, rows = params.rows[tile.matrix];
   const uint32_t m_tiles = tile.is_gate ? warps / 2 : warps, m_tile = warp % m_tiles;
-  const uint32_t begin = warp >= m_tiles ? kSpans / 2 : 0;
-  const uint32_t end = tile.is_gate ? begin + kSpans / 2 : kSpans;
+  const bool is_second = warp >= m_tiles;  // has the second half of the tokens
+  if (tile.is_gate) {
+    float4* const sent = space + warp * (kSpans / 2 * 32) + lane;
+    named_barrier_sync<1>(warps * 32);  // no warp reads activations any more
+#pragma unroll
+    for (uint32_t i = 0; i < kHalf; i += 4)
+      sent[i * 8] = is_second ? make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
+                              : make_float4(sums[kHalf + i], sums[kHalf + i + 1],
+                                            sums[kHalf + i + 2], sums[kHalf + i + 3]);
+    named_barrier_sync<1>(warps * 32);
+    const float4* const received = space + (warp ^ m_tiles) * (kSpans / 2 * 32) + lane;
+    // Then the first half of `sums` is of gate, the second of up.
+#pragma unroll
+    for (uint32_t i = 0; i < kHalf; i += 4) {
+      const float4 four = received[i * 8];
+      const float values[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (uint32_t k = 0; k < 4; ++k) {
+        if (is_second)
+          sums[i + k] = values[k];
+        else
+          sums[kHalf + i + k] = values[k];
+      }
+    }
+  }
   const OutputRule rule(params);
   const uint32_t row = tile.first_row + m_tile * quant::kMTileRows + lane / 4;  // and row + 8
-  float* const outputs = params.outputs[tile.matrix] + row;
-  // Of output k of a span: of token k % 2 and row k / 2.
-  const auto token_of = [&](uint32_t span, uint32_t k) {
-    return first_token + span * 8 + lane % 4 * 2 + k % 2;
-  };
-  const auto is_there = [&](uint32_t span, uint32_t k) {
-    return token_of(span, k) < params.tokens && row + k / 2 * 8 < rows;
-  };
-  const auto place_of = [&](uint32_t span, uint32_t k) {
-    return outputs + (uint64_t{token_of(span, k)} * rows + k / 2 * 8);
-  };
-  // What the outputs of a span need besides sums is loaded before the sums are there.
-  float scale[2] = {}, previous[4] = {};
-  const auto load = [&](uint32_t span) {
-#pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) {
-      if (k < 2 && token_of(span, k) < params.tokens)
-        scale[k] = params.scales[token_of(span, k)] * weight_scale;
-      if (rule.has_previous && is_there(span, k)) previous[k] = *place_of(span, k);
-    }
-  };
-  load(begin);
   const float* const biases = params.biases[tile.matrix];
   float bias[2] = {}, up_bias[2] = {};
 #pragma unroll
@@ -331,29 +334,29 @@ __device__ __forceinline__ void finish_lone_tile(const LinearBatchParams& params
     if (biases != nullptr) bias[i] = biases[row + 8 * i];
     if (tile.is_gate && params.biases[1] != nullptr) up_bias[i] = params.biases[1][row + 8 * i];
   }
-
-  named_barrier_sync<1>(warps * 32);  // no warp reads activations any more
+  const uint32_t first = first_token + (is_second ? kTokens / 2 : 0) + lane % 4 * 2;
+  float* const outputs = params.outputs[tile.matrix] + row;
 #pragma unroll
-  for (uint32_t i = 0; i < kSpans; ++i)
-    space[(warp * kSpans + i) * 32 + lane] =
-        make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-  named_barrier_sync<1>(warps * 32);
-
-#pragma unroll 1
-  for (uint32_t span = begin; span < end; ++span) {
-    const float4* const from = space + (m_tile * kSpans + span) * 32 + lane;
-    const float4 four = *from, four_up = tile.is_gate ? from[m_tiles * kSpans * 32] : float4{};
-    const float values[4] = {four.x, four.y, four.z, four.w};
-    const float ups[4] = {four_up.x, four_up.y, four_up.z, four_up.w};
-    float results[4];
+  for (uint32_t span = 0; span < kSpans; ++span) {
+    if (tile.is_gate && span == kSpans / 2) return;
+    float scale[2], previous[4] = {};
+    bool is_there[4];
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k)
-      results[k] = rule.output(values[k] * scale[k % 2] + bias[k / 2],
-                               tile.is_gate ? ups[k] * scale[k % 2] + up_bias[k / 2] : previous[k]);
-    if (span + 1 < end) load(span + 1);
+    for (uint32_t k = 0; k < 4; ++k) {
+      const uint32_t token = first + span * 8 + k % 2;
+      is_there[k] = token < params.tokens && row + k / 2 * 8 < rows;
+      if (k < 2) scale[k] = token < params.tokens ? params.scales[token] * weight_scale : 0.0f;
+      if (rule.has_previous && is_there[k])
+        previous[k] = outputs[uint64_t{token} * rows + k / 2 * 8];
+    }
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k)
-      if (is_there(span, k)) *place_of(span, k) = results[k];
+    for (uint32_t k = 0; k < 4; ++k) {
+      const uint32_t token = first + span * 8 + k % 2, i = span * 4 + k;
+      const float value = sums[i] * scale[k % 2] + bias[k / 2];
+      const float other =
+          tile.is_gate ? sums[kHalf + i % kHalf] * scale[k % 2] + up_bias[k / 2] : previous[k];
+      if (is_there[k]) outputs[uint64_t{token} * rows + k / 2 * 8] = rule.output(value, other);
+    }
   }
 }
 
