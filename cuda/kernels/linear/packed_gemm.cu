@@ -93,6 +93,14 @@ Group next_group(const LinearArgs& args, bool (&is_done)[kLinearMatricesMax]) {
   return group;
 }
 
+bool writes_in_bulk(const PackedGemmParams& params) {
+  if (params.epilogue != Epilogue::kStore && params.epilogue != Epilogue::kAdd) return false;
+  for (uint32_t m = 0; m < params.matrix_count; ++m)
+    if (params.rows[m] % 4 != 0 || reinterpret_cast<uintptr_t>(params.outputs[m]) % 16 != 0)
+      return false;
+  return true;
+}
+
 GemmPlan plan_group(const Group& group, const LinearArgs& args, bool is_invariant,
                     const Launch& launch) {
   GemmLayer layer;
@@ -183,6 +191,7 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
     params.k_tile_count = half.out.depth / kKTileInputs;
     params.k_groups = round_up(divide_up(half.cols, 32), gemm_stage_groups(kGemmTileTokens[1]));
     params.epilogue = args.epilogue;
+    params.writes_in_bulk = writes_in_bulk(params);
     params.h = half.out.h;
     params.scales = half.out.scales;
     params.norms = half.norms;

@@ -465,6 +465,61 @@ __device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
   }
 }
 
+// Stores the outputs of a warpgroup's rows of a tile, or adds them, by bulk copies: a token's rows
+// are up to 256 consecutive bytes. Two buffers of 16 tokens take turns.
+template <uint32_t kN>
+__device__ __forceinline__ void finish_in_bulk(const PackedGemmParams& params,
+                                               const GemmSegment& segment, uint32_t warp,
+                                               float weight_scale, const float (&sums)[kN / 2],
+                                               GemmOutputs* outputs) {
+  constexpr uint32_t kTokens = kGemmOutputTokens / 2, kSpans = kTokens / 8;  // of 8 tokens
+  const uint32_t thread = threadIdx.x % 128, lane = thread % 32, warpgroup = warp / 4;
+  const uint32_t rows = params.rows[segment.matrix], tokens = params.tokens - segment.first_token;
+  const uint32_t first_row = segment.first_row + warpgroup * kGemmGroupRows;
+  const uint32_t place = warp % 4 * quant::kMTileRows + lane / 4;  // of a row, and of row + 8
+  for (uint32_t i = thread; i < kN; i += 128)
+    outputs->scales[i] = i < tokens ? params.scales[segment.first_token + i] * weight_scale : 0.0f;
+  const float* const biases = params.biases[segment.matrix];
+  float bias[2] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i)
+    if (biases != nullptr && first_row + place + 8 * i < rows)
+      bias[i] = biases[first_row + place + 8 * i];
+  const uint32_t bytes =
+      first_row < rows ? min(kGemmGroupRows, rows - first_row) * uint32_t{sizeof(float)} : 0;
+  float* const target =
+      params.outputs[segment.matrix] + uint64_t{segment.first_token} * rows + first_row;
+  bulk_wait_read();           // of the tile before
+  sync_warpgroup(warpgroup);  // scales are there
+#pragma unroll
+  for (uint32_t begin = 0; begin < kN; begin += kTokens) {
+    if (begin >= tokens) break;
+    float* const buffer = outputs->sums + begin / kTokens % 2 * (kTokens * kGemmOutputStride);
+#pragma unroll
+    for (uint32_t span = 0; span < kSpans; ++span) {
+      const uint32_t token = span * 8 + lane % 4 * 2;
+      const float2 scale = *reinterpret_cast<const float2*>(outputs->scales + begin + token);
+#pragma unroll
+      for (uint32_t k = 0; k < 4; ++k)
+        buffer[(token + k % 2) * kGemmOutputStride + place + k / 2 * 8] =
+            sums[(begin / 8 + span) * 4 + k] * (k % 2 == 0 ? scale.x : scale.y) + bias[k / 2];
+    }
+    fence_proxy_async();
+    bulk_wait_read();  // of the other buffer, which all may overwrite after the barrier
+    sync_warpgroup(warpgroup);
+    const uint32_t token = warp % 4 * (kTokens / 4) + lane;
+    if (lane < kTokens / 4 && begin + token < tokens && bytes != 0) {
+      float* const to = target + uint64_t{begin + token} * rows;
+      const uint32_t from = shared_address(buffer + token * kGemmOutputStride);
+      if (params.epilogue == Epilogue::kAdd)
+        bulk_add(to, from, bytes);
+      else
+        bulk_store(to, from, bytes);
+    }
+    bulk_commit();
+  }
+}
+
 // Writes the outputs of a warpgroup's rows of a tile. They pass through shared memory, 32 tokens at
 // a time, so that the code is short and each store covers whole cache lines. Each thread writes one
 // row, for every kStep-th token.
@@ -607,11 +662,14 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
       const float weight_scale = 1.0f / (is_second ? Second::kWeightScale : First::kWeightScale);
       if (params.operand.out.h != nullptr)
         finish_operand<kN>(params, segment, warp, weight_scale, sums, outputs);
+      else if (params.writes_in_bulk)
+        finish_in_bulk<kN>(params, segment, warp, weight_scale, sums, outputs);
       else if (params.epilogue >= Epilogue::kSiluGate)
         finish<true, kN>(params, segment, warp, weight_scale, sums, outputs);
       else
         finish<false, kN>(params, segment, warp, weight_scale, sums, outputs);
     }
+    bulk_wait();  // the outputs are in memory when the kernel ends
   }
   // Neither CTA of the cluster exits while the other may still write to its shared memory.
   cluster_sync();

@@ -79,6 +79,7 @@ struct PackedGemmParams {
   uint32_t weight_stage_bytes;  // for all warps
   uint32_t matrix_count;
   Epilogue epilogue;
+  bool writes_in_bulk;  // kStore or kAdd, and rows of outputs are whole 16 bytes
   const uint16_t* h;    // (token_tiles, k_tile_count * 4, kN, 64)
   const float* scales;  // (tokens)
   const uint8_t* packed_tiles[kLinearMatricesMax];

@@ -1,6 +1,8 @@
 // TMA bulk copies: one thread copies up to a stage of a pipeline from global to shared memory. The
-// copy completes on an mbarrier, which mbarrier_expect_tx() has prepared for its bytes. Addresses
-// and sizes are multiples of 16. Compute capability 9.0 and later; only for .cu files.
+// copy completes on an mbarrier, which mbarrier_expect_tx() has prepared for its bytes. Copies from
+// shared to global memory complete in groups of the thread that started them; before them,
+// fence_proxy_async() must follow the writes to shared memory. Addresses and sizes are multiples of
+// 16. Compute capability 9.0 and later; only for .cu files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,6 +46,30 @@ __device__ __forceinline__ void bulk_copy_multicast(uint32_t target, const void*
 // Loads `bytes` bytes into the L2 cache, if that is possible.
 __device__ __forceinline__ void bulk_prefetch(const void* source, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
+// Copies `bytes` bytes from shared to global memory, or adds so many bytes of f32 to what is there.
+__device__ __forceinline__ void bulk_store(void* target, uint32_t source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target),
+               "r"(source), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_add(float* target, uint32_t source, uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(target),
+      "r"(source), "r"(bytes)
+      : "memory");
+}
+// Closes a group of the thread's copies to global memory.
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until the thread's groups have read their sources, or until they are complete.
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // Cache policy for data that is read once: L2 evicts it first.
