@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cinttypes>
 #include <new>
-#include <numeric>
 #include <unordered_map>
 
 #include "llm/engine/engine.h"
@@ -45,25 +44,6 @@ std::vector<Row> with_drafts(std::vector<Row> rows, uint32_t vocabulary) {
     }
   }
   return all;
-}
-
-// Returns the last row that holds, of row `head` of a ticket and its drafts. A draft holds if the
-// row before drew this token, and no stop token, and if a token could be drawn after it.
-//
-// Rows after the last one may have drawn from a history that contains both drafts and drawn
-// tokens. Of what they wrote to the history, nothing is at or before the position of the last
-// row's token.
-size_t last_valid_row(const Ticket& ticket, size_t head) {
-  const Row& row = ticket.rows[head];
-  size_t last = head;
-  for (; last < head + row.draft_count; ++last) {
-    const int32_t token = ticket.results[last].sample.token;
-    if (token != ticket.rows[last + 1].draft_token ||
-        ticket.results[last + 1].status != ops::RowStatus::kOk ||
-        std::find(row.stop_tokens.begin(), row.stop_tokens.end(), token) != row.stop_tokens.end())
-      break;
-  }
-  return last;
 }
 
 }  // namespace
@@ -275,33 +255,6 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   ticket.late_count += row.is_late();
 }
 
-void StepInputs::write(const Ticket& ticket) const {
-  for (uint32_t i = 0; i < ticket.rows.size(); ++i) {
-    const ops::StepRow& row = rows[i] = ticket.rows[i].step;
-    const Sequence& sequence = *ticket.rows[i].sequence;
-    std::copy_n(&sequence.tokens[row.first_position], row.token_count, tokens + row.first_token);
-    std::iota(positions + row.first_token, positions + row.first_token + row.token_count,
-              row.first_position);
-    std::fill_n(token_rows + row.first_token, row.token_count, i);
-    std::copy(sequence.pages.begin(), sequence.pages.end(), page_tables + i * page_table_stride);
-    if (!ticket.feature_pages.empty()) {
-      const std::vector<uint32_t>& features = ticket.feature_pages[i].list();
-      std::copy(features.begin(), features.end(), feature_tables + i * feature_table_stride);
-    }
-    const uint32_t logits_count = row.logits_count();
-    std::iota(logits_indices + row.logits_first, logits_indices + row.logits_first + logits_count,
-              row.first_token + row.token_count - logits_count);
-    const Row& scored_row = ticket.rows[i];
-    for (uint32_t t = 0; t < scored_row.scored_count(); ++t) {
-      const bool is_own = t + 1 < row.token_count;
-      const int32_t token =
-          is_own ? sequence.tokens[row.first_position + t + 1] : scored_row.next_token;
-      scored_indices[scored_row.scored_first + t] = row.first_token + t;
-      scored[scored_row.scored_first + t] = {token, i, scored_row.token_top};
-    }
-  }
-}
-
 Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   const std::lock_guard<std::mutex> lock(mutex_);
   WCUDA_TRY(check_limits(rows));
@@ -444,7 +397,7 @@ void Engine::finish(Ticket& ticket) {
     }
     if (result.fed_token >= 0 && row.first_position < sequence->length())
       sequence->tokens[row.first_position] = result.fed_token;
-    const size_t last = last_valid_row(ticket, row.row);
+    const size_t last = row.row + accepted_drafts(ticket, row.row);
     const uint32_t next = ticket.rows[last].end_position();
     const int32_t token = ticket.results[last].sample.token;
     if (row.drafted_from < sequence->length() && next < sequence->length()) {
@@ -506,7 +459,7 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
     const ops::StepRow& row = ticket.rows[i].step;
     const TicketRowResult& result = ticket.results[i];
     const bool is_held = ticket.rows[i].is_held && result.status == ops::RowStatus::kOk;
-    const size_t last = last_valid_row(ticket, i);
+    const size_t last = i + accepted_drafts(ticket, i);
     wcuda_row_result written = WCUDA_ROW_RESULT_INIT;
     written.status = static_cast<int32_t>(is_held ? ops::RowStatus::kHeld : result.status);
     written.token = -1;

@@ -63,7 +63,7 @@ class BorrowedPages {
 // sets the other members, and appends the tokens to the sequence, from which the runner reads them.
 //
 // In a ticket each draft is a row of its own, of one token, after the row that has it. All of them
-// sample; which tokens hold is found when the step is waited for (step.cpp).
+// sample; accepted_drafts says afterwards which are accepted.
 struct Row {
   std::shared_ptr<Sequence> sequence;
   const int32_t* tokens = nullptr;  // (token_count), null if fed back; only submit reads it
@@ -133,6 +133,15 @@ struct Ticket {
   bool captured = false;          // a graph had to be captured first
   bool has_late_samples = false;  // Runner::sample has been called, and not for held rows alone
 };
+
+// Returns how many drafts of row `head` of a ticket may be accepted, which is known before the step
+// runs: those before the first one that is a stop token.
+uint32_t acceptable_drafts(const Ticket& ticket, size_t head);
+// Returns how many are, from the results. Row `head` plus this number is the last one that counts.
+//
+// Rows after it may have drawn from a history that contains both drafts and drawn tokens. Of what
+// they wrote to the history, nothing is at or before the position of the token that it drew.
+uint32_t accepted_drafts(const Ticket& ticket, size_t head);
 
 // The addresses of the inputs of a step in a runner's memory.
 struct StepInputs {
