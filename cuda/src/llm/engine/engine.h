@@ -131,7 +131,7 @@ class Engine {
   void hold_row(const Ticket& ticket, const Row& row);
   Status sample_rows(Ticket& ticket, const std::vector<LateRow>& rows);
   void undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& before);
-  void finish(Ticket& ticket);
+  void finish(Ticket& ticket, const Status& status);
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
   Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;
 

@@ -372,14 +372,15 @@ void Engine::hold_row(const Ticket& ticket, const Row& row) {
 }
 
 // Stores the results of a finished ticket in the sequences, and removes the ticket from the queue.
-void Engine::finish(Ticket& ticket) {
-  if (ticket.status.ok())
+// `status`: of the step and of copying its outputs.
+void Engine::finish(Ticket& ticket, const Status& status) {
+  if (status.ok())
     pages_.complete(ticket.number, [&](uint32_t row) {
       return ticket.results[row].status == ops::RowStatus::kOk;
     });
   else
     forget_keys();
-  if (ticket.status.ok() && ticket.profile != nullptr) profile_ = ticket.profile;
+  if (status.ok() && ticket.profile != nullptr) profile_ = ticket.profile;
   for (const std::shared_ptr<Sequence>& sequence : live_) {
     if (!sequence) continue;
     auto& pending = sequence->pending;
@@ -390,7 +391,7 @@ void Engine::finish(Ticket& ticket) {
     const PendingRow row = *found;
     pending.erase(found);
     const TicketRowResult& result = ticket.results[row.row];
-    if (!ticket.status.ok() || result.status != ops::RowStatus::kOk) {
+    if (!status.ok() || result.status != ops::RowStatus::kOk) {
       if (row.first_position < sequence->length()) shorten(*sequence, row.first_position);
       sequence->can_feed = false;
       continue;
@@ -539,9 +540,11 @@ Status Engine::wait(uint64_t number, int64_t timeout_ms, wcuda_step_output* outp
     return Status::error(WCUDA_TIMEOUT, "ticket %" PRIu64 " was not done after %lld ms", number,
                          static_cast<long long>(timeout_ms));
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (ticket->status.ok()) ticket->status = copy_output(*ticket, output);
-  finish(*ticket);
-  return ticket->status;
+  // The runner may read the ticket's own status at the same time, before the next step.
+  Status status = ticket->status;
+  if (status.ok()) status = copy_output(*ticket, output);
+  finish(*ticket, status);
+  return status;
 }
 
 Status Engine::drain() {
@@ -556,7 +559,7 @@ Status Engine::drain() {
     }
     runner_->wait(*ticket, -1);
     const std::lock_guard<std::mutex> lock(mutex_);
-    finish(*ticket);
+    finish(*ticket, ticket->status);
   }
 }
 
