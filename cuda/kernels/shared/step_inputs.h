@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/shared/host_device.h"
+
 namespace wcuda::kernels {
 
 // ---- inputs ----
@@ -55,6 +57,8 @@ constexpr uint32_t kRowHidden = kRowHiddenLast | kRowHiddenFirst | kRowHiddenSum
 constexpr uint32_t kRowTokenLogprobs = 512;  // of its own tokens
 // The engine's: a row of a draft head that reads features of a sequence of its target.
 constexpr uint32_t kRowFeatures = 1024;
+// The engine's: the bits from here on are StepRow::drafts_before().
+constexpr uint32_t kRowDraftsBeforeShift = 16;
 
 // One row of a step, on the host and on the device: consecutive tokens of one sequence.
 // token_count 0: a row that pads the batch and does nothing.
@@ -75,6 +79,12 @@ struct StepRow {
   // Rows of logits that are returned: of its last tokens.
   constexpr uint32_t logits_returned() const {
     return (flags & kRowLogitsAll) != 0 ? token_count : (flags & kRowLogitsLast) != 0 ? 1 : 0;
+  }
+  // Of a fed row: drafts behind row depends_on of the previous step that may be accepted. While the
+  // host does not know how many are, first_position is that of the first draft. The device adds
+  // their number before the step begins.
+  WCUDA_HOST_DEVICE constexpr uint32_t drafts_before() const {
+    return flags >> kRowDraftsBeforeShift;
   }
   constexpr uint32_t hidden_states_returned() const { return (flags & kRowHidden) != 0 ? 1 : 0; }
   // And rows of logits that are computed, the last to sample from.
