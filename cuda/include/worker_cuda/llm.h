@@ -489,15 +489,16 @@ WCUDA_API wcuda_status wcuda_sequence_create(wcuda_engine engine, wcuda_sequence
 WCUDA_API wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequence* fork,
                                            wcuda_error* error);
 /* Removes all tokens after the first `length` tokens. Returns WCUDA_OUT_OF_RANGE if the sequence has fewer
- * than `length` tokens. Steps in flight still run with the untruncated sequence. [external: engine] */
+ * than `length` tokens. Steps in flight still run with the untruncated sequence. While draft tokens are in
+ * flight, `length` counts all of them; see section 12. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t length,
                                                wcuda_error* error);
 /* Destroys a sequence. Its rows in flight complete. The next wcuda_step_submit can already use the KV pages
  * of the sequence, even if these rows have not completed; pages with keys are cached. [any thread] */
 WCUDA_API void wcuda_sequence_destroy(wcuda_sequence sequence);
-/* Reports the number of tokens submitted so far, including those of steps in flight. While draft tokens are
- * in flight, the number is an upper bound: wcuda_step_wait removes those that are not accepted.
- * [any thread] */
+/* Reports the number of tokens submitted so far, including those of steps in flight. While a step with draft
+ * tokens of the sequence is in flight, the number is an upper bound: wcuda_step_wait removes those that are
+ * not accepted. [any thread] */
 WCUDA_API wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32_t* length,
                                                  wcuda_error* error);
 /* Copies `count` tokens of the sequence, starting at position `first`. Returns WCUDA_INVALID_STATE if one
@@ -608,12 +609,27 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  *   row.draft_count = 3;               sequence    … last   7   3            the next row has 4 as its input
  *
  * Afterwards the sequence includes the accepted drafts, and WCUDA_ROW_FEED_SAMPLED feeds back the last
- * token that was returned. KV pages are allocated for all drafts; those of rejected drafts are freed.
- * Until the step has been waited for, the next step must not have a row of the sequence. The sequence can
- * be truncated and destroyed but not forked, and its length is an upper bound. No token is returned after
- * a stop token. If no token can be sampled at one of these positions, the row returns the tokens that were
- * sampled before it. The next row then samples at that position again, and fails as it would without
- * drafts.
+ * token that was returned. KV pages are allocated for all drafts; those of rejected drafts are freed. No
+ * token is returned after a stop token. If no token can be sampled at one of these positions, the row returns
+ * the tokens that were sampled before it. The next row then samples at that position again, and fails as it
+ * would without drafts.
+ *
+ * The next step may be submitted without waiting. Its row of the sequence must have WCUDA_ROW_FEED_SAMPLED
+ * and no drafts; it may be late. The device lets it begin after the accepted drafts, and it has the last token
+ * that was returned as its input, even if that is a stop token. It returns what it would return after a wait,
+ * and is skipped if the row with the drafts failed.
+ *
+ *                                    length
+ *   submit  last, drafts 7 3 9       n + 4        a bound: all drafts are accepted
+ *   submit  FEED_SAMPLED             n + 5        likewise
+ *   wait    returns 7 3 4            n + 4        last 7 3, and 4, which the second row has as its input
+ *   wait    returns 8                n + 4
+ *
+ * Until the step with the drafts has been waited for, lengths and positions of the sequence are those that
+ * follow if all drafts are accepted. KV pages and max_sequence_tokens must suffice for them; wcuda_step_wait
+ * frees pages that are not needed. wcuda_sequence_truncate counts in the same way, so every shorter length
+ * removes the second row. Other rows of the sequence return WCUDA_INVALID_STATE. The sequence can be
+ * destroyed, but not forked or saved.
  *
  * With WCUDA_ENGINE_BATCH_INVARIANT, logits do not depend on whether a token is a draft. Otherwise they may
  * differ in the last bits, as they do between steps with other rows.

@@ -10,6 +10,9 @@
 // longer rows become graphs when their class occurs again, if graph_table.h has room; until then,
 // and with more tokens, they are queued kernel by kernel.
 //
+// Rows that continue drafts of the previous step get their positions from a kernel before all
+// others of the step, and outside its graph.
+//
 // sample() copies parameters and masks of late rows behind the inputs of their step, and queues one
 // more kernel for them. Its outputs lie apart, because it writes one for every row.
 #include "llm/engine/cuda_runner.h"
@@ -28,6 +31,7 @@
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/token_logprobs.h"
 #include "kernels/shared/arena.h"
+#include "kernels/step/continue_drafts.h"
 #include "kernels/step/step.h"
 #include "llm/engine/device_order.h"
 #include "llm/engine/graph_table.h"
@@ -209,7 +213,7 @@ class CudaRunner final : public Runner {
   bool mark_shared_prefixes(const ops::StepShape& shape, std::vector<Row>* rows) const;
   Status start_step(const Shape& shape, Ticket* ticket);
   // Queues the step kernel by kernel, with an event before the first node and after each node.
-  Status profile_step(const Shape& shape, StepProfile* profile);
+  Status profile_step(const Shape& shape, const Ticket& ticket);
   // Writes the inputs of a step into pinned memory and returns their bytes.
   uint64_t write_inputs(const Ticket& ticket, const Shape& shape);
   void write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
@@ -225,8 +229,9 @@ class CudaRunner final : public Runner {
   // Queues the copy of the inputs from `first` to `end`.
   Status queue_copy(uint32_t parity, uint64_t first, uint64_t end);
   Status run_command(const Command& command);
-  Status queue_step(const Shape& shape, bool has_persistent_layers,
+  Status queue_step(const Ticket& ticket, bool has_persistent_layers,
                     const std::function<Status()>& queue);
+  Status queue_continue_drafts(const Ticket& ticket);
   Status queue_kernels(const Shape& shape, const ops::StepPlan& plan,
                        NodeObserver* observer = nullptr);
   // What all rows of a ticket have in common.
@@ -458,17 +463,17 @@ Status CudaRunner::queue_copy(uint32_t parity, uint64_t first, uint64_t end) {
 }
 
 Status CudaRunner::start_step(const Shape& shape, Ticket* ticket) {
-  if (ticket->profile != nullptr) return profile_step(shape, ticket->profile.get());
+  if (ticket->profile != nullptr) return profile_step(shape, *ticket);
   WCUDA_ASSIGN(const CapturedStep* const step, find_graph(shape, &ticket->captured));
   if (step == nullptr)
-    return queue_step(shape, false, [&] {
+    return queue_step(*ticket, false, [&] {
       return backend_.queue(stream_, [&] { return queue_kernels(shape, machine_.plan(shape)); });
     });
-  return queue_step(shape, step->has_persistent_layers,
+  return queue_step(*ticket, step->has_persistent_layers,
                     [&] { return step->graph->launch(stream_); });
 }
 
-Status CudaRunner::profile_step(const Shape& shape, StepProfile* profile) {
+Status CudaRunner::profile_step(const Shape& shape, const Ticket& ticket) {
   class Recorder : public NodeObserver {
    public:
     Recorder(Backend& backend, Stream stream, const std::vector<OwnedEvent>& events)
@@ -483,6 +488,7 @@ Status CudaRunner::profile_step(const Shape& shape, StepProfile* profile) {
     const Stream stream_;
     const std::vector<OwnedEvent>& events_;
   };
+  StepProfile* const profile = ticket.profile.get();
   profile->plan = machine_.plan(shape);
   std::vector<OwnedEvent>& events = profile_events_[shape.parity];
   while (events.size() <= profile->plan.nodes.size()) {
@@ -492,20 +498,39 @@ Status CudaRunner::profile_step(const Shape& shape, StepProfile* profile) {
   }
   Recorder recorder(backend_, stream_, events);
   return backend_.queue(stream_, [&] {
-    return queue_step(shape, profile->plan.has_persistent_layers,
+    return queue_step(ticket, profile->plan.has_persistent_layers,
                       [&] { return queue_kernels(shape, profile->plan, &recorder); });
   });
 }
 
-Status CudaRunner::queue_step(const Shape& shape, bool has_persistent_layers,
+Status CudaRunner::queue_step(const Ticket& ticket, bool has_persistent_layers,
                               const std::function<Status()>& queue) {
-  const Event ended = ended_[shape.parity];
+  const Event ended = ended_[ticket.parity];
   const auto timed = [&]() -> Status {
-    WCUDA_TRY(backend_.event_record(started_[shape.parity], stream_));
+    WCUDA_TRY(backend_.event_record(started_[ticket.parity], stream_));
+    if (ticket.continues_drafts) WCUDA_TRY(queue_continue_drafts(ticket));
     WCUDA_TRY(queue());
     return backend_.event_record(ended, stream_);
   };
   return has_persistent_layers ? order_->run(this, backend_, stream_, ended, timed) : timed();
+}
+
+Status CudaRunner::queue_continue_drafts(const Ticket& ticket) {
+  const StepInputs previous = machine_.inputs(1 - ticket.parity);
+  kernels::ContinueDraftsArgs args;
+  args.block = device_inputs(ticket.parity);
+  args.rows = kRows;
+  args.positions = kPositions;
+  args.sample_rows = kSampleRows;
+  args.previous_rows = previous.rows;
+  args.previous_statuses = statuses(1 - ticket.parity);
+  args.previous_tokens = previous.tokens;
+  args.history = machine_.history(0);
+  args.history_stride = machine_.limits.history_stride();
+  return backend_.queue(stream_, [&] {
+    return check(kernels::continue_drafts(args, ticket.shape.row_count, launch(false)),
+                 "continue_drafts");
+  });
 }
 
 Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shape, bool* captured) {
@@ -688,7 +713,12 @@ Status CudaRunner::queue_late_samples(const Ticket& ticket, const LateInputs& in
   kernels::SampleArgs sample = sample_args(parity);
   sample.row_count = ticket.shape.row_count;
   sample.has_filters = inputs.has_filters;
-  sample.rows = reinterpret_cast<const kernels::SampleRow*>(at(late_rows_[parity]));
+  auto* const rows = reinterpret_cast<kernels::SampleRow*>(at(late_rows_[parity]));
+  if (ticket.continues_drafts)
+    WCUDA_TRY(check(kernels::place_late_samples(machine_.inputs(parity).rows, rows,
+                                                sample.row_count, launch(false)),
+                    "place_late_samples"));
+  sample.rows = rows;
   sample.logits_count = ticket.shape.logits_count;
   // Those on the device may already be of the next step.
   sample.bias_tokens = reinterpret_cast<const int32_t*>(at(header->segments[kBiasTokens].offset));

@@ -228,17 +228,22 @@ void Engine::shorten(Sequence& sequence, uint32_t length) {
   sequence.can_feed = false;
   sequence.sampled = kUnknownToken;
   if (sequence.state_length > length) sequence.state_length = 0;
-  const size_t keep = ceil_div(length, ops::kPageTokens);
-  while (sequence.pages.size() > keep) {
-    release_page(sequence.pages.back());
-    sequence.pages.pop_back();
-  }
+  trim_pages(sequence);
   auto& pending = sequence.pending;
   pending.erase(std::remove_if(pending.begin(), pending.end(),
                                [&](const PendingRow& row) { return row.first_position >= length; }),
                 pending.end());
   for (PendingRow& row : pending)
     if (row.drafted_from >= length) row.drafted_from = kNoDrafts;
+}
+
+// Releases the pages that a sequence does not need for its length.
+void Engine::trim_pages(Sequence& sequence) {
+  const size_t keep = ceil_div(sequence.length(), ops::kPageTokens);
+  while (sequence.pages.size() > keep) {
+    release_page(sequence.pages.back());
+    sequence.pages.pop_back();
+  }
 }
 
 Result<BorrowedPages> Engine::lend_features(const Sequence& sequence, uint32_t end) {

@@ -106,9 +106,10 @@ class Engine {
 
   Engine() : pages_(0) {}
 
-  // Returns WCUDA_INVALID_STATE if a late row of the sequence has not been sampled or held, or has
-  // drafts in flight.
+  // Returns WCUDA_INVALID_STATE if a late row of the sequence has not been sampled or held, or if
+  // drafts of it are in flight.
   Status check_sampled(const Sequence& sequence) const;
+  Status check_drafts_before(const Row& row, size_t index) const;
   Status check_row(const Row& row, size_t index) const;
   Status check_features(const Row& row, size_t index) const;
   friend class BorrowedPages;
@@ -127,10 +128,12 @@ class Engine {
   void forget_keys();
   void enqueue(Command command);
   void shorten(Sequence& sequence, uint32_t length);
+  void trim_pages(Sequence& sequence);
   void add_row(Ticket& ticket, uint32_t index);
   void hold_row(const Ticket& ticket, const Row& row);
   Status sample_rows(Ticket& ticket, const std::vector<LateRow>& rows);
   void undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& before);
+  void remove_drafts(Sequence& sequence, uint32_t end);
   void finish(Ticket& ticket, const Status& status);
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
   Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;

@@ -27,14 +27,23 @@ void poison_page(const ops::KvPool& pool, uint32_t page) {
     std::memset(pool.keys(layer, page), 0xff, 2 * pool.plane_bytes());
 }
 
+// Moves a row that continues drafts of the previous step behind those that are accepted.
+void continue_drafts(const StepInputs& inputs, const Ticket& previous, ops::StepRow& row) {
+  const uint32_t accepted = accepted_drafts(previous, row.depends_on);
+  row.first_position += accepted;
+  inputs.positions[row.first_token] += accepted;
+}
+
 // Sets the tokens of rows that are fed back, and appends every row's tokens to its sequence's
 // history. A row whose predecessor failed is skipped: it is computed, but its result is dropped.
 void resolve_rows(const Machine& machine, Ticket& ticket, const Ticket* previous) {
+  const StepInputs inputs = machine.inputs(ticket.parity);
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
-    const ops::StepRow& row = ticket.rows[i].step;
+    ops::StepRow& row = inputs.rows[i];
     const bool is_fed = ticket.rows[i].is_fed();
     TicketRowResult& result = ticket.results[i];
-    int32_t* const tokens = machine.inputs(ticket.parity).tokens + row.first_token;
+    if (row.drafts_before() != 0) continue_drafts(inputs, *previous, row);
+    int32_t* const tokens = inputs.tokens + row.first_token;
     int32_t* history = machine.history(row.sequence_slot) + row.first_position;
     if (row.depends_on != kernels::kNoDependency &&
         previous->results[row.depends_on].status != ops::RowStatus::kOk) {
@@ -62,9 +71,10 @@ void sample_rows(const Machine& machine, Ticket& ticket, bool are_late) {
       continue;
     // Nothing that is sampled after a draft that does not hold would be used.
     if (row.is_draft() && ticket.results[i - 1].sample.token != row.draft_token) continue;
-    const uint32_t position = row.end_position();
-    int32_t* history = machine.history(row.step.sequence_slot);
-    const uint64_t last = uint64_t{row.step.logits_first} + row.step.logits_count() - 1;
+    const ops::StepRow& step = machine.inputs(ticket.parity).rows[i];
+    const uint32_t position = step.first_position + step.token_count;
+    int32_t* history = machine.history(step.sequence_slot);
+    const uint64_t last = uint64_t{step.logits_first} + step.logits_count() - 1;
     result.sample = ops::sample(logits + last * vocabulary, vocabulary, row.sampling, history,
                                 position, machine.scratch + machine.layout.runner,
                                 top_tokens + i * top, top_logprobs + i * top);

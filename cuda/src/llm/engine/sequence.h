@@ -12,6 +12,9 @@ constexpr uint32_t kNoDrafts = UINT32_MAX;
 
 // A row in flight whose tokens are part of a sequence. It is a row of the sequence itself, or of
 // the sequence from which it was forked.
+//
+// After drafts in flight, of which perhaps not all are accepted, positions are bounds: those that
+// follow if all are. Engine::finish corrects them.
 struct PendingRow {
   uint64_t ticket;
   uint32_t row;
@@ -31,7 +34,7 @@ struct Sequence {
   std::vector<PendingRow> pending;  // at most one per ticket in flight, oldest first
 
   uint32_t length() const { return static_cast<uint32_t>(tokens.size()); }
-  // Without the drafts in flight, of which only the first may remain.
+  // Up to the drafts in flight, of which only the first may remain.
   uint32_t verified_length() const {
     uint32_t verified = length();
     for (const PendingRow& row : pending) verified = std::min(verified, row.drafted_from);

@@ -54,7 +54,22 @@ Status Engine::check_sampled(const Sequence& sequence) const {
                          "the sequence has a late row in flight that is not sampled");
   if (sequence.verified_length() == sequence.length()) return {};
   return Status::error(WCUDA_INVALID_STATE,
-                       "the sequence has drafts in flight; their step must be waited for first");
+                       "the sequence has %u drafts in flight, from position %u on; their step must "
+                       "be waited for first",
+                       sequence.length() - sequence.verified_length(), sequence.verified_length());
+}
+
+// While drafts of the sequence are in flight, only the device knows where the next row begins. It
+// can place a row of one token, the one that it drew.
+Status Engine::check_drafts_before(const Row& row, size_t index) const {
+  const uint32_t first = row.sequence->verified_length();
+  const uint32_t count = row.sequence->length() - first;
+  if (count == 0 || (row.is_fed() && row.draft_count == 0)) return {};
+  return Status::error(WCUDA_INVALID_STATE,
+                       "row %zu: %u drafts of the sequence, from position %u on, are in flight; "
+                       "before their step has been waited for, a row must have "
+                       "WCUDA_ROW_FEED_SAMPLED and no drafts",
+                       index, count, first);
 }
 
 Status Engine::check_row(const Row& row, size_t index) const {
@@ -64,9 +79,11 @@ Status Engine::check_row(const Row& row, size_t index) const {
   const uint32_t vocabulary = config().vocabulary_size;
   if (!sequence.alive)
     return Status::error(WCUDA_INVALID_HANDLE, "row %zu: the sequence was destroyed", index);
-  const Status sampled = check_sampled(sequence);
-  if (!sampled.ok())
-    return Status::error(WCUDA_INVALID_STATE, "row %zu: %s", index, sampled.message());
+  if (sequence.awaits_sampling)
+    return Status::error(WCUDA_INVALID_STATE,
+                         "row %zu: the sequence has a late row in flight that is not sampled",
+                         index);
+  WCUDA_TRY(check_drafts_before(row, index));
   if (row.is_fed() && !sequence.can_feed)
     return Status::error(WCUDA_INVALID_STATE,
                          "row %zu: the sequence has sampled no token for its position %u", index,
@@ -219,13 +236,20 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   ops::StepRow& step = row.step;
   Sequence& sequence = *row.sequence;
   ops::StepShape& shape = ticket.shape;
+  const uint32_t first_position = sequence.length();
   if (row.features != nullptr) step.flags |= kernels::kRowFeatures;
   step.first_token = shape.token_count;
-  step.first_position = sequence.length();
+  step.first_position = first_position;
   step.sequence_slot = sequence.slot;
-  for (const PendingRow& pending : sequence.pending)
-    if (pending.ticket != ticket.number && pending.first_position < step.first_position)
-      step.depends_on = pending.row;
+  for (const PendingRow& pending : sequence.pending) {
+    if (pending.ticket == ticket.number || pending.first_position >= first_position) continue;
+    step.depends_on = pending.row;
+    if (pending.drafted_from == kNoDrafts) continue;
+    step.first_position = pending.drafted_from;
+    step.flags |= acceptable_drafts(*in_flight_.back(), pending.row)
+                  << kernels::kRowDraftsBeforeShift;
+    ticket.continues_drafts |= step.drafts_before() != 0;
+  }
   step.logits_first = shape.logits_count;
   row.scored_first = shape.scored_count;
   copy_arrays(row, ticket.rows[index - row.draft_index], config().vocabulary_size);
@@ -244,11 +268,11 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   shape.min_row_tokens =
       index == 0 ? step.token_count : std::min(shape.min_row_tokens, step.token_count);
   shape.max_row_tokens = std::max(shape.max_row_tokens, step.token_count);
-  shape.max_positions = std::max(shape.max_positions, row.end_position());
+  shape.max_positions = std::max(shape.max_positions, sequence.length());
   if (!row.is_draft())
-    sequence.pending.push_back({ticket.number, index, step.first_position,
-                                row.draft_count == 0 ? kNoDrafts : row.end_position()});
-  sequence.state_length = row.end_position();
+    sequence.pending.push_back({ticket.number, index, first_position,
+                                row.draft_count == 0 ? kNoDrafts : sequence.length()});
+  sequence.state_length = sequence.length();
   sequence.can_feed = row.is_sampled();
   sequence.sampled = kUnknownToken;
   sequence.awaits_sampling = row.is_late();
@@ -360,15 +384,34 @@ Status Engine::sample_rows(Ticket& ticket, const std::vector<LateRow>& rows) {
 // Takes a row back, so that its sequence may have the same row again.
 void Engine::hold_row(const Ticket& ticket, const Row& row) {
   Sequence& sequence = *row.sequence;
-  const bool is_part =
-      std::any_of(sequence.pending.begin(), sequence.pending.end(),
-                  [&](const PendingRow& pending) { return pending.ticket == ticket.number; });
-  if (!is_part) return;  // the sequence has been shortened or destroyed
-  const int32_t first = sequence.tokens[row.step.first_position];
-  shorten(sequence, row.step.first_position);
+  const auto part =
+      std::find_if(sequence.pending.begin(), sequence.pending.end(),
+                   [&](const PendingRow& pending) { return pending.ticket == ticket.number; });
+  if (part == sequence.pending.end()) return;  // it has been shortened or destroyed
+  const uint32_t first_position = part->first_position;
+  const int32_t first = sequence.tokens[first_position];
+  shorten(sequence, first_position);
   if (!row.is_fed()) return;
   sequence.can_feed = true;
   sequence.sampled = first;
+}
+
+// Removes drafts that are not accepted: the tokens from `end` to the row that follows the drafts.
+// That row has begun at `end`. The pages of the removed positions have been taken for it too, but
+// it writes none of them, and others that take them do so in later steps.
+void Engine::remove_drafts(Sequence& sequence, uint32_t end) {
+  if (end >= sequence.length()) return;
+  if (sequence.pending.empty()) {
+    const bool can_feed = sequence.can_feed;
+    shorten(sequence, end);
+    sequence.can_feed = can_feed;
+    return;
+  }
+  PendingRow& next = sequence.pending.front();
+  sequence.tokens.erase(sequence.tokens.begin() + end,
+                        sequence.tokens.begin() + next.first_position);
+  next.first_position = end;
+  trim_pages(sequence);
 }
 
 // Stores the results of a finished ticket in the sequences, and removes the ticket from the queue.
@@ -381,6 +424,10 @@ void Engine::finish(Ticket& ticket, const Status& status) {
   else
     forget_keys();
   if (status.ok() && ticket.profile != nullptr) profile_ = ticket.profile;
+  if (in_flight_.size() > 1 && in_flight_[1]->continues_drafts)
+    for (Row& row : in_flight_[1]->rows)
+      if (row.step.drafts_before() != 0)
+        row.accepted_before = accepted_drafts(ticket, row.step.depends_on);
   for (const std::shared_ptr<Sequence>& sequence : live_) {
     if (!sequence) continue;
     auto& pending = sequence->pending;
@@ -398,14 +445,11 @@ void Engine::finish(Ticket& ticket, const Status& status) {
     }
     if (result.fed_token >= 0 && row.first_position < sequence->length())
       sequence->tokens[row.first_position] = result.fed_token;
-    const size_t last = row.row + accepted_drafts(ticket, row.row);
-    const uint32_t next = ticket.rows[last].end_position();
-    const int32_t token = ticket.results[last].sample.token;
-    if (row.drafted_from < sequence->length() && next < sequence->length()) {
-      const bool can_feed = sequence->can_feed;
-      shorten(*sequence, next);
-      sequence->can_feed = can_feed;
-    }
+    const uint32_t accepted = accepted_drafts(ticket, row.row);
+    const int32_t token = ticket.results[row.row + accepted].sample.token;
+    if (row.drafted_from != kNoDrafts) remove_drafts(*sequence, row.drafted_from + accepted);
+    const uint32_t next =
+        ticket.rows[row.row + accepted].end_position() + ticket.rows[row.row].accepted_before;
     // A later row may end there too, if the sequence is a fork that was truncated.
     if (token >= 0 && next == sequence->length() && sequence->can_feed && pending.empty())
       sequence->sampled = token;
@@ -464,7 +508,7 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
     wcuda_row_result written = WCUDA_ROW_RESULT_INIT;
     written.status = static_cast<int32_t>(is_held ? ops::RowStatus::kHeld : result.status);
     written.token = -1;
-    written.first_position = row.first_position;
+    written.first_position = row.first_position + ticket.rows[i].accepted_before;
     written.token_count = ticket.rows[last].end_position() - row.first_position;
     written.top_offset = top_offset;
     written.logits_offset = logits_offset;

@@ -85,11 +85,14 @@ struct Row {
   int32_t next_token = -1;
   uint32_t token_top = 0;
   uint32_t scored_first = 0;
+  // Of those that step.drafts_before() counts. Engine::finish sets it; runners do not read it.
+  uint32_t accepted_before = 0;
 
   bool is_fed() const { return (step.flags & kernels::kRowFeedSampled) != 0; }
   bool is_sampled() const { return (step.flags & kernels::kRowSample) != 0; }
   bool is_late() const { return (step.flags & kernels::kRowSampleLate) != 0; }
   bool is_draft() const { return draft_index != 0; }
+  // After the step.drafts_before(): as if none of them were accepted.
   uint32_t end_position() const { return step.first_position + step.token_count; }
   // Own tokens whose log probabilities it returns.
   uint32_t scored_count() const {
@@ -122,6 +125,7 @@ struct Ticket {
   // Of a draft head: (rows) until it is finished, of those with features. Else empty.
   std::vector<BorrowedPages> feature_pages;
   ops::StepShape shape;
+  bool continues_drafts = false;  // a row has drafts_before()
 
   std::shared_ptr<StepProfile> profile;  // to fill in; null: the nodes are not timed
 

@@ -343,6 +343,51 @@ TEST_P(DraftHeads, features_go_with_forks_copies_and_restored_pages) {
   EXPECT_EQ(*of_fork, *of_restored);
 }
 
+// The row after drafts in flight of the target keeps its features where it begins.
+TEST_P(DraftHeads, features_of_a_row_after_drafts_in_flight_are_at_its_position) {
+  const HeadGolden golden = heads()[0];
+  ASSERT_OPEN(golden);
+  head_.reset();
+  wcuda_engine_options with_drafts = options();
+  with_drafts.flags |= WCUDA_ENGINE_BATCH_INVARIANT;
+  with_drafts.max_draft_tokens = 3;
+  auto target = Engine::create(model_, with_drafts, nullptr, {head_model_, nullptr});
+  ASSERT_TRUE(target.ok()) << target.status().message();
+  target_ = target.take();
+  head_ = Engine::create(head_model_, options(), nullptr, {nullptr, target_}).take();
+  Tokens text;
+  while (text.size() < 60) text.insert(text.end(), golden.tokens.begin(), golden.tokens.end());
+  text.resize(60);
+  std::vector<float> logits[2];
+  for (std::vector<float>& of_head : logits) {
+    const bool has_drafts = &of_head == logits + 1;
+    const auto sequence = target_->create_sequence().take();
+    const Tokens drafts = has_drafts ? Tokens{text[60], text[61], text[62] + 1} : Tokens{};
+    HeadRow row;
+    row.sequence = sequence;
+    row.tokens = text.data();
+    row.step.token_count = 60;
+    row.step.flags = kernels::kRowSample;
+    row.drafts = drafts.data();
+    row.draft_count = static_cast<uint32_t>(drafts.size());
+    ASSERT_TRUE(target_->submit({row}).ok());
+    do {
+      ASSERT_TRUE(target_->submit({fed_row(sequence, kernels::kRowSample)}).ok());
+      ASSERT_TRUE(target_->drain().ok());
+    } while (target_->length(*sequence) < 70);
+    Tokens tokens(70);
+    ASSERT_TRUE(target_->copy_tokens(*sequence, 0, 70, tokens.data()).ok());
+    if (has_drafts) {
+      EXPECT_EQ(tokens, text);
+    }
+    text = tokens;
+    auto taught = teach(sequence, text, 13);
+    ASSERT_TRUE(taught.ok()) << taught.status().message();
+    of_head = taught.take();
+  }
+  expect_near(logits[0], logits[1]);
+}
+
 TEST_P(DraftHeads, the_target_writes_no_page_that_a_row_reads) {
   const HeadGolden golden = heads()[0];
   ASSERT_OPEN(golden);

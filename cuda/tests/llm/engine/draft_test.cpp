@@ -313,8 +313,9 @@ TEST_P(Drafts, in_flight_leave_a_bound_of_the_length_and_hold_the_sequence) {
   EXPECT_EQ(length(sequence), 66u);
   EXPECT_EQ(free_pages(), pages - 2) << "pages for all drafts";
   uint64_t next = 0;
-  EXPECT_EQ(try_submit({feed_row(sequence)}, &next), WCUDA_INVALID_STATE);
-  EXPECT_NE(std::string(error_.message).find("waited for first"), std::string::npos);
+  const Tokens one = {3};
+  EXPECT_EQ(try_submit({token_row(sequence, one, 0)}, &next), WCUDA_INVALID_STATE);
+  EXPECT_NE(std::string(error_.message).find("waited for"), std::string::npos);
   wcuda_sequence forked{77};
   EXPECT_EQ(wcuda_sequence_fork(sequence, &forked, &error_), WCUDA_INVALID_STATE);
   int32_t token = 0;

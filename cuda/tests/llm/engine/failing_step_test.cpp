@@ -221,6 +221,82 @@ TEST_F(FailingStep, takes_drafts_back_with_their_row) {
   EXPECT_TRUE(wait(submit(sequence_, tokens).take()).ok());
 }
 
+TEST_F(FailingStep, takes_back_drafts_and_the_row_that_continues_them) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
+  Row row;
+  row.sequence = sequence_;
+  row.step.token_count = 1;
+  row.step.flags = kernels::kRowFeedSampled | kernels::kRowSample;
+  row.drafts = tokens.data();
+  row.draft_count = 3;
+  const uint32_t pages = engine_->info().free_page_count;
+
+  countdown_ = 0;
+  const uint64_t first = engine_->submit({row}).take();
+  const uint64_t second = feed(sequence_).take();
+  EXPECT_EQ(engine_->length(*sequence_), 8u);
+  std::vector<int32_t> sampled(4);
+  std::vector<float> logprobs(4);
+  std::vector<uint32_t> top_counts(4);
+  wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
+  output.rows = &row_;
+  output.row_capacity = 1;
+  output.sampled_capacity = sampled.size();
+  output.sampled_tokens = sampled.data();
+  output.sampled_logprobs = logprobs.data();
+  output.sampled_top_counts = top_counts.data();
+  EXPECT_STREQ(engine_->wait(first, -1, &output).message(), "injected failure");
+  EXPECT_EQ(engine_->length(*sequence_), 3u);
+  EXPECT_STREQ(wait(second).message(), "injected failure");
+  EXPECT_EQ(engine_->length(*sequence_), 3u);
+
+  // The second of the two steps alone. Layers: two, so the third call is its first.
+  ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
+  countdown_ = static_cast<int>(engine_->config().layer_count);
+  const uint64_t third = engine_->submit({row}).take();
+  const uint64_t fourth = feed(sequence_).take();
+  ASSERT_TRUE(engine_->wait(third, -1, &output).ok());
+  const uint32_t accepted = row_.token_count - 1;
+  EXPECT_STREQ(wait(fourth).message(), "injected failure");
+  EXPECT_EQ(engine_->length(*sequence_), 7u + accepted);
+  EXPECT_EQ(engine_->info().free_page_count, pages);
+}
+
+TEST_F(FailingStep, a_submit_without_host_memory_keeps_the_drafts_in_flight) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
+  Row drafting;
+  drafting.sequence = sequence_;
+  drafting.step.token_count = 1;
+  drafting.step.flags = kernels::kRowFeedSampled | kernels::kRowSample;
+  Row next = drafting;
+  drafting.drafts = tokens.data();
+  drafting.draft_count = 3;
+  ASSERT_TRUE(engine_->submit({drafting}).ok());
+  int64_t failures = 0;
+  for (bool happened = true; happened; failures += happened) {
+    const std::vector<Row> rows = {next};
+    Status status;
+    {
+      const wcuda::testing::FailAllocation failure(failures + 1);
+      try {
+        status = engine_->submit(rows).status();
+      } catch (const std::bad_alloc&) {
+        status = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "thrown");
+      }
+      happened = failure.happened();
+    }
+    EXPECT_EQ(status.code(), happened ? WCUDA_OUT_OF_HOST_MEMORY : WCUDA_OK);
+    EXPECT_EQ(engine_->length(*sequence_), happened ? 7u : 8u) << "allocation " << failures + 1;
+    ASSERT_LT(failures, 200);
+  }
+  EXPECT_GT(failures, 5);
+  EXPECT_EQ(engine_->fork(sequence_).status().code(), WCUDA_INVALID_STATE);
+  EXPECT_TRUE(engine_->drain().ok());
+  EXPECT_TRUE(engine_->fork(sequence_).ok());
+}
+
 TEST_F(FailingStep, takes_all_keys_of_pages) {
   const std::vector<int32_t> page(ops::kPageTokens, 4);
   const wcuda_page_key key{{1}}, other_key{{2}}, cached_key{{3}};
