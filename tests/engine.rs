@@ -183,6 +183,42 @@ fn drafts_give_the_tokens_of_the_run_without_them() {
 }
 
 #[test]
+fn a_fed_row_continues_drafts_in_flight() {
+    let options = options().max_draft_tokens(Row::MAX_DRAFTS as u32);
+    let mut engine = Engine::new(&tiny(), &options).unwrap();
+    let (prompt, sampling) = ([1, 2, 3], Sampling::greedy());
+    let plain = engine.create_sequence().unwrap();
+    let expected = greedy(&mut engine, &plain, &prompt, 8);
+    for good in 0..=4 {
+        let mut drafts = expected[..4].to_vec();
+        if let Some(wrong) = drafts.get_mut(good) {
+            *wrong += 1;
+        }
+        let sequence = engine.create_sequence().unwrap();
+        let drafting = Row::tokens(&sequence, &prompt)
+            .sample(&sampling)
+            .drafts(&drafts);
+        let next = Row::feed_sampled(&sequence).sample(&sampling);
+        let first = engine.submit(&Step::new().row(drafting)).unwrap();
+        for refused in [Row::tokens(&sequence, &prompt), next.drafts(&drafts)] {
+            let error = engine.submit(&Step::new().row(refused)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidState);
+        }
+        let second = engine.submit(&Step::new().row(next)).unwrap();
+
+        assert_eq!(sequence.len().unwrap(), 3 + 4 + 1);
+        let output = engine.wait(first).unwrap();
+        let tokens: Vec<Token> = output.sampled(&output.rows()[0]).map(|one| one.0).collect();
+        assert_eq!(tokens, expected[..=good]);
+        assert_eq!(sequence.len().unwrap() as usize, 3 + good + 1);
+        let output = engine.wait(second).unwrap();
+        assert_eq!(output.rows()[0].token, Some(expected[good + 1]));
+        assert_eq!(output.rows()[0].first_position as usize, 3 + good);
+        assert_eq!(sequence.len().unwrap() as usize, 3 + good + 1);
+    }
+}
+
+#[test]
 fn logits_of_every_tiny_model_are_the_golden_ones() {
     for path in tiny_models() {
         let model = Model::load(&host(), &Gguf::open(&path).unwrap()).unwrap();

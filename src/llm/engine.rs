@@ -654,7 +654,8 @@ impl Sequence {
         TokenFeatures(self.handle)
     }
 
-    /// Tokens submitted so far, including those of steps in flight.
+    /// Tokens submitted so far, including those of steps in flight. An upper bound while [drafts](crate::Row::drafts) of
+    /// the sequence are in flight.
     pub fn len(&self) -> Result<u32> {
         let mut length = 0;
         // SAFETY: legal on any thread.

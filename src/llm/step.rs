@@ -177,8 +177,9 @@ impl<'a> Row<'a> {
     /// drafts are. The sequence keeps the drafts that hold. Needs [`sample`](Self::sample) and
     /// [`EngineOptions::max_draft_tokens`](crate::EngineOptions::max_draft_tokens).
     ///
-    /// Until the step has been waited for, no other row of the sequence can be submitted, and its length is an upper
-    /// bound.
+    /// Until the step has been waited for, the length of the sequence is an upper bound. The next step may have a row of
+    /// the sequence that [feeds the sampled token](Self::feed_sampled) and has no drafts: it begins after the drafts that
+    /// hold, which the device counts, and returns what it returns after a wait. Other rows of the sequence are refused.
     ///
     /// ```no_run
     /// # fn main() -> worker_cuda::Result<()> {
