@@ -411,16 +411,16 @@ __device__ __forceinline__ void store_sums(uint32_t begin, uint32_t warp,
 }
 
 // Writes the outputs of gate and up as operand B of the next product. The 32 rows of a warpgroup
-// are one group of inputs of that product. A warpgroup handles 16 tokens at a time, and each thread
-// writes 4 inputs of one token, 8 bytes. Two buffers of sums take turns.
+// are one group of inputs of that product. A warpgroup handles 32 tokens at a time, and each thread
+// writes 8 inputs of one token, 16 bytes.
 template <uint32_t kN>
 __device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
                                                const GemmSegment& segment, uint32_t warp,
                                                float weight_scale, const float (&sums)[kN / 2],
                                                GemmOutputs* outputs) {
-  constexpr uint32_t kRows = kGemmGroupRows / 2, kTokens = kGemmOutputTokens / 2;
+  constexpr uint32_t kRows = kGemmGroupRows / 2;
   const GemmOperand& operand = params.operand;
-  const uint32_t thread = threadIdx.x % 128, lane = thread % 32, warpgroup = warp / 4;
+  const uint32_t thread = threadIdx.x % 128, warpgroup = warp / 4;
   const uint32_t first_row = segment.first_row + warpgroup * kRows;
   const uint32_t tokens = params.tokens - segment.first_token;
   for (uint32_t i = thread; i < kN; i += 128) {
@@ -432,41 +432,36 @@ __device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
     if (first_row == 0 && i < tokens) operand.out.scales[token] = power_of_two(-exponent);
   }
   if (first_row >= params.rows[0]) return;
-  const auto buffer = [&](uint32_t begin) {
-    return outputs->sums + begin / kTokens % 2 * (kTokens * kGemmOutputStride);
-  };
-  const uint32_t place = lane % 4 * 2 * kGemmOutputStride + warp % 4 * quant::kMTileRows + lane / 4;
-  const auto store = [&](uint32_t begin) {
+  const uint32_t piece = thread % 4;
+  uint32_t rows[8];  // rows within the group, in the order of the operand
 #pragma unroll
-    for (uint32_t i = 0; i < kTokens / 2; ++i)
-      buffer(begin)[place + (i / 4 * 8 + i % 2) * kGemmOutputStride + i / 2 % 2 * 8] =
-          sums[begin / 2 + i];
-  };
-  const uint32_t eighth = thread % 8, own = thread / 8;  // token `own` of 16
-  uint32_t rows[4];  // rows within the group, in the order of the operand
-#pragma unroll
-  for (uint32_t i = 0; i < 4; ++i) rows[i] = input_of_place(operand.out.order, eighth * 4 + i);
-  const uint32_t piece = first_row / 8 + eighth / 2;  // index among the token's pieces of 8 inputs
+  for (uint32_t i = 0; i < 8; ++i) rows[i] = input_of_place(operand.out.order, piece * 8 + i);
+  const uint32_t place = first_row / 8 + piece;  // index among the token's pieces of 8 inputs
   const bool is_silu = params.epilogue == Epilogue::kSiluGate;
-  store(0);
-#pragma unroll
-  for (uint32_t begin = 0; begin < kN; begin += kTokens) {
-    if (begin >= tokens) break;
+#pragma unroll 1
+  for (uint32_t begin = 0; begin < kN && begin < tokens; begin += kGemmOutputTokens) {
+    store_sums<kN>(begin, warp, sums, outputs);
     sync_warpgroup(warpgroup);
-    if (begin + kTokens < kN) store(begin + kTokens);
-    const uint32_t i = begin + own, token = segment.first_token + i;
+    const uint32_t i = begin + thread / 4, token = segment.first_token + i;
     const float scale = outputs->scales[i], factor = power_of_two(outputs->exponents[i]);
-    const float* const sum = buffer(begin) + own * kGemmOutputStride;
-    float values[4];
+    const float* const sum = outputs->sums + thread / 4 * kGemmOutputStride;
+    uint32_t words[4];
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k)
-      values[k] =
-          activation_fast(is_silu, sum[rows[k]] * scale) * (sum[rows[k] + kRows] * scale) * factor;
-    if (i < tokens)
-      reinterpret_cast<uint2*>(
-          operand.out.h)[operand.out.piece_index(token, piece) * 2 + eighth % 2] =
-          make_uint2(half2_bits(__floats2half2_rn(values[0], values[1])),
-                     half2_bits(__floats2half2_rn(values[2], values[3])));
+    for (uint32_t j = 0; j < 4; ++j) {
+      float values[2];
+#pragma unroll
+      for (uint32_t k = 0; k < 2; ++k) {
+        const uint32_t row = rows[2 * j + k];
+        values[k] =
+            activation_fast(is_silu, sum[row] * scale) * (sum[row + kRows] * scale) * factor;
+      }
+      words[j] = half2_bits(__floats2half2_rn(values[0], values[1]));
+    }
+    if (i < tokens) {
+      reinterpret_cast<uint4*>(operand.out.h)[operand.out.piece_index(token, place)] =
+          make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    sync_warpgroup(warpgroup);
   }
 }
 
