@@ -148,8 +148,8 @@ __device__ __forceinline__ void produce_tokens(const LinearBatchParams& params,
 }
 
 // Computes the sums of a warp's M-tile over the K-tiles of the block. A warp unpacks half a K-tile,
-// multiplies it, and waits for the products. Unpacking the next groups meanwhile gains nothing: on
-// Hopper the products of few tokens leave other warps hardly any issue slots either
+// multiplies it, and waits for the products. To unpack the next groups meanwhile gains nothing: on
+// Hopper, while products of few tokens run, other warps hardly issue instructions either
 // (docs/lab/2026-11-25-products-and-unpacking.md).
 template <class Operand, uint32_t kTokens>
 __device__ __forceinline__ void consume(const LinearBatchParams& params, const BatchWork& work,

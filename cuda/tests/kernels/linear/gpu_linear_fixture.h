@@ -280,6 +280,7 @@ class PreparedLinear {
       : limits_(limits),
         batch_max_(batch_max),
         scratch_(ops::CudaLinear::scratch_bytes(limits, launch)) {
+    EXPECT_EQ(scratch_.status(), cudaSuccess) << "scratch memory of the layer";
     scratch_.fill(0xff);  // NaN wherever something is read before it is written
     EXPECT_EQ(linear_.prepare(limits, launch, scratch_.data()), cudaSuccess);
   }
