@@ -125,6 +125,10 @@ class Decoder:
         out[second] = x[first] * sin + x[second] * cos
         return out
 
+    def cached(self, k, v):
+        """Keys and values (n, kv_heads, head_dim) as the cache returns them."""
+        return (x.astype(self.kv_type).astype(self.compute_type) for x in (k, v))
+
     def attention(self, h, block):
         """h (n, inputs of attn_q) normed; block ("attn_q.weight" …) → tensors of the layer."""
         n, group = h.shape[0], self.heads // self.kv_heads
@@ -138,7 +142,7 @@ class Decoder:
             q = rms_norm(q, block("attn_q_norm.weight"), self.epsilon)
             k = rms_norm(k, block("attn_k_norm.weight"), self.epsilon)
         q, k = self.rope(q), self.rope(k)
-        k, v = (x.astype(self.kv_type).astype(self.compute_type) for x in (k, v))
+        k, v = self.cached(k, v)
         position = np.arange(n)
         hidden = position[None] > position[:, None]
         if self.window:
