@@ -581,7 +581,9 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  * WCUDA_ROW_SKIPPED.
  *
  * If a step fails as a whole, all sequences have the length that they had before it, and no page has a key
- * any more. If the next step is already in flight, it fails with the same status.
+ * any more. If the next step is already in flight, it fails with the same status. If only the copy of a step's
+ * outputs fails, wcuda_step_wait treats the step as failed, but the next one runs: its rows for sequences that
+ * were shortened have results that no longer count.
  *
  * A row with WCUDA_ROW_SAMPLE_LATE samples its token only when wcuda_step_sample supplies the mask of
  * allowed tokens. The mask can thus be computed from the previous step's token while the step runs:
@@ -616,8 +618,8 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  *
  * The next step may be submitted without waiting. Its row of the sequence must have WCUDA_ROW_FEED_SAMPLED
  * and no drafts; it may be late. The device lets it begin after the accepted drafts, and it has the last token
- * that was returned as its input, even if that is a stop token. It returns what it would return after a wait,
- * and is skipped if the row with the drafts failed.
+ * that was returned as its input, even if that is a stop token. It returns what it would return after a wait
+ * (see the end of this section), and is skipped if the row with the drafts failed.
  *
  *                                    length
  *   submit  last, drafts 7 3 9       n + 4        a bound: all drafts are accepted
@@ -631,8 +633,9 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  * removes the second row. Other rows of the sequence return WCUDA_INVALID_STATE. The sequence can be
  * destroyed, but not forked or saved.
  *
- * With WCUDA_ENGINE_BATCH_INVARIANT, logits do not depend on whether a token is a draft. Otherwise they may
- * differ in the last bits, as they do between steps with other rows.
+ * With WCUDA_ENGINE_BATCH_INVARIANT, logits do not depend on whether a token is a draft, or on whether its row
+ * was submitted before a wait. Otherwise they may differ in the last bits, as they do between steps with other
+ * rows.
  */
 
 #define WCUDA_ROW_OK 0

@@ -174,6 +174,7 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
 #pragma unroll
       for (uint32_t m = 0; m < 4; ++m) operand.group(half, m, lane, a[m]);
       if (half == 1) {
+        __syncwarp();  // some operands read the stage until here
         weights.fetch(params, work, weights.stage.stage);
         weights.stage.advance(weights.ring.stages);
       }

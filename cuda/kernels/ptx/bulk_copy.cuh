@@ -48,7 +48,7 @@ __device__ __forceinline__ void bulk_prefetch(const void* source, uint32_t bytes
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
 }
 
-// Copies `bytes` bytes from shared to global memory, or adds so many bytes of f32 to what is there.
+// Copies `bytes` bytes from shared to global memory, or adds them, as f32 values, to the target.
 __device__ __forceinline__ void bulk_store(void* target, uint32_t source, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target),
                "r"(source), "r"(bytes)

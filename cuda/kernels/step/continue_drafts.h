@@ -31,8 +31,8 @@ struct ContinueDraftsArgs {
 cudaError_t continue_drafts(const ContinueDraftsArgs& args, uint32_t row_count,
                             const Launch& launch);
 
-// Sets the positions at which such rows draw late. `rows` (row_count) are those of the step, which
-// has begun.
+// Does the same for the sampling parameters of late rows. `rows` (row_count) are those of the step,
+// which has begun.
 cudaError_t place_late_samples(const StepRow* rows, SampleRow* samples, uint32_t row_count,
                                const Launch& launch);
 

@@ -5,10 +5,10 @@
 //
 // If all rows have one token, attention_plan_start also does the work of input_scatter and
 // begin_step, and attention_decode that of rope_kv. In steps that continue drafts, continue_drafts
-// runs before them. copy_page, poison_page, copy_history and write_history run between steps. The
-// host version is engine/host_runner.cpp. Bytes moved: by input_scatter and the copies, their data
-// twice; by begin_step, 8 per token; by embed, a row of the table and one of the output per token;
-// by rope_kv, queries twice, keys and values once in f32 and once as stored.
+// runs before all others. copy_page, poison_page, copy_history and write_history run between steps.
+// The host version is engine/host_runner.cpp. Bytes moved: by input_scatter and the copies, their
+// data twice; by begin_step, 8 per token; by embed, a row of the table and one of the output per
+// token; by rope_kv, queries twice, keys and values once in f32 and once as stored.
 #pragma once
 
 #include "kernels/ptx/launch.h"

@@ -210,7 +210,7 @@ Status Engine::copy_tokens(const Sequence& sequence, uint32_t first, uint32_t co
                          uint64_t{first} + count, sequence.length());
   if (uint64_t{first} + count > sequence.verified_length())
     return Status::error(WCUDA_INVALID_STATE,
-                         "the tokens from %u on are drafts of a step in flight",
+                         "the tokens from %u on depend on drafts of a step in flight",
                          sequence.verified_length());
   const auto begin = sequence.tokens.begin() + first;
   const auto unknown = std::find(begin, begin + count, kUnknownToken);

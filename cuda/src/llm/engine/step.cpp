@@ -46,17 +46,18 @@ std::vector<Row> with_drafts(std::vector<Row> rows, uint32_t vocabulary) {
   return all;
 }
 
+constexpr const char* kLateInFlight = "the sequence has a late row in flight that is not sampled";
+
 }  // namespace
 
 Status Engine::check_sampled(const Sequence& sequence) const {
-  if (sequence.awaits_sampling)
-    return Status::error(WCUDA_INVALID_STATE,
-                         "the sequence has a late row in flight that is not sampled");
-  if (sequence.verified_length() == sequence.length()) return {};
+  if (sequence.awaits_sampling) return Status::error(WCUDA_INVALID_STATE, "%s", kLateInFlight);
+  const uint32_t verified = sequence.verified_length();
+  if (verified == sequence.length()) return {};
   return Status::error(WCUDA_INVALID_STATE,
-                       "the sequence has %u drafts in flight, from position %u on; their step must "
-                       "be waited for first",
-                       sequence.length() - sequence.verified_length(), sequence.verified_length());
+                       "the sequence has drafts in flight, on which its tokens from position %u on "
+                       "depend; their step must be waited for first",
+                       verified);
 }
 
 // While drafts of the sequence are in flight, only the device knows where the next row begins. It
@@ -80,9 +81,7 @@ Status Engine::check_row(const Row& row, size_t index) const {
   if (!sequence.alive)
     return Status::error(WCUDA_INVALID_HANDLE, "row %zu: the sequence was destroyed", index);
   if (sequence.awaits_sampling)
-    return Status::error(WCUDA_INVALID_STATE,
-                         "row %zu: the sequence has a late row in flight that is not sampled",
-                         index);
+    return Status::error(WCUDA_INVALID_STATE, "row %zu: %s", index, kLateInFlight);
   WCUDA_TRY(check_drafts_before(row, index));
   if (row.is_fed() && !sequence.can_feed)
     return Status::error(WCUDA_INVALID_STATE,
@@ -396,9 +395,9 @@ void Engine::hold_row(const Ticket& ticket, const Row& row) {
   sequence.sampled = first;
 }
 
-// Removes drafts that are not accepted: the tokens from `end` to the row that follows the drafts.
-// That row has begun at `end`. The pages of the removed positions have been taken for it too, but
-// it writes none of them, and others that take them do so in later steps.
+// Removes drafts that are not accepted: the tokens from `end` to the row that follows the drafts,
+// which has begun at `end`. Pages past the new end may be in that row's page table. The row does
+// not write to them, and later steps that take them run after it.
 void Engine::remove_drafts(Sequence& sequence, uint32_t end) {
   if (end >= sequence.length()) return;
   if (sequence.pending.empty()) {

@@ -33,8 +33,8 @@ struct Command {
 
 class Engine;
 
-// Pages of another engine that a row reads. They stay as they are while this exists, which must not
-// be longer than that engine.
+// Pages of another engine that a row reads up to some position. Up to there they stay as they are
+// while this exists, which must not be longer than that engine.
 class BorrowedPages {
  public:
   BorrowedPages() = default;
@@ -85,14 +85,15 @@ struct Row {
   int32_t next_token = -1;
   uint32_t token_top = 0;
   uint32_t scored_first = 0;
-  // Of those that step.drafts_before() counts. Engine::finish sets it; runners do not read it.
+  // How many of the step.drafts_before() drafts were accepted. Engine::finish sets it; runners do
+  // not read it.
   uint32_t accepted_before = 0;
 
   bool is_fed() const { return (step.flags & kernels::kRowFeedSampled) != 0; }
   bool is_sampled() const { return (step.flags & kernels::kRowSample) != 0; }
   bool is_late() const { return (step.flags & kernels::kRowSampleLate) != 0; }
   bool is_draft() const { return draft_index != 0; }
-  // After the step.drafts_before(): as if none of them were accepted.
+  // Its end if none of the drafts before it were accepted.
   uint32_t end_position() const { return step.first_position + step.token_count; }
   // Own tokens whose log probabilities it returns.
   uint32_t scored_count() const {

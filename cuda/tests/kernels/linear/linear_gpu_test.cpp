@@ -72,6 +72,11 @@ TEST_P(GpuLinear, gates_are_close_to_double_precision) {
       expect_close({{kQ4_K, kQ4_K}, {145, 145}, 512, columns, epilogue, true, true, false});
       expect_close({{kF16, kQ8_0}, {64, 64}, 64, columns, epilogue, false, false, true});
     }
+  // Tiles of the most rows, each by one block.
+  for (const uint32_t columns : {15u, 31u, 63u}) {
+    SCOPED_TRACE(columns);
+    expect_close({{kQ4_K, kQ4_K}, {14325, 14325}, 512, columns, Epilogue::kSiluGate, true, true});
+  }
 }
 
 TEST_P(GpuLinear, inputs_of_any_magnitude_neither_overflow_nor_vanish) {
