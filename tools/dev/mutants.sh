@@ -6,6 +6,10 @@ MUTANTS_ROOMS=(cuda/src/llm/engine cuda/src/llm/ops/sampling{,_check,_scan}.cpp 
   cuda/src/compute/jit cuda/src/llm/model src/scheduler src/seal src/llm/model.rs src/llm/text)
 
 command_mutants() {
+  local place
+  for place in "$@"; do
+    [ -e "$place" ] || die "no file $place"
+  done
   need_test_tools
   need_model
   need_nvrtc
@@ -22,7 +26,6 @@ mutants_steps() {
   local place seconds=$((MUTANTS_MINUTES * 60)) native=() crate=()
   [ $# -gt 0 ] || set -- "${MUTANTS_ROOMS[@]}"
   for place in "$@"; do
-    [ -e "$place" ] || die "no file $place"
     case $place in
       cuda/*) mapfile -t -O ${#native[@]} native < <(host_sources | grep -E "^${place%/}(/|$)") ;;
       *) mapfile -t -O ${#crate[@]} crate < <(find "$place" -name '*.rs' | sort) ;;

@@ -92,17 +92,23 @@ class Model(forward.Model):
         return self.linear(hidden, self.matrix("head", weight) if rounds else weight, self.exact_tensor("output.bias"))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def read_arguments(description, flags=()):
+    """The options of a simulation; its texts as {name: tokens}; and the logits that forms are compared with."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--tokens", type=pathlib.Path, default=fidelity.DATA / "tokens.json")
     parser.add_argument("--positions", type=int, default=fidelity.LENGTH)
     parser.add_argument("--reference", type=pathlib.Path)
-    parser.add_argument("--head", action="store_true")
+    for flag in flags:
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("forms", nargs="+", metavar="FORM")
     args = parser.parse_args()
     sequences = {name: tokens[:args.positions] for name, tokens in fidelity.read_tokens(args.tokens).items()}
-    reference = fidelity.reference_logits(args.model, list(sequences.values()), args.reference, "float32")
+    return args, sequences, fidelity.reference_logits(args.model, list(sequences.values()), args.reference, "float32")
+
+
+def main():
+    args, sequences, reference = read_arguments(__doc__, ["--head"])
     model = Model(args.model)
     for form in args.forms:
         model.set_form(*form.split(",", 2))

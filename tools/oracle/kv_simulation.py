@@ -9,8 +9,6 @@ FORM is KEYS or KEYS,VALUES, each of them f32, f16, e4m3, or
 The other options are those of fidelity.py compare, and so is the output. Needs numpy and gguf==0.19.0.
 """
 
-import argparse
-import pathlib
 import re
 import time
 
@@ -18,7 +16,7 @@ import numpy as np
 
 import fidelity
 import forward
-from fp8_simulation import e4m3
+from fp8_simulation import e4m3, read_arguments
 
 
 def hadamard(size):
@@ -65,15 +63,7 @@ class Model(forward.Model):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--tokens", type=pathlib.Path, default=fidelity.DATA / "tokens.json")
-    parser.add_argument("--positions", type=int, default=fidelity.LENGTH)
-    parser.add_argument("--reference", type=pathlib.Path)
-    parser.add_argument("forms", nargs="+", metavar="FORM")
-    args = parser.parse_args()
-    sequences = {name: tokens[:args.positions] for name, tokens in fidelity.read_tokens(args.tokens).items()}
-    reference = fidelity.reference_logits(args.model, list(sequences.values()), args.reference, "float32")
+    args, sequences, reference = read_arguments(__doc__)
     model = Model(args.model)
     for form in args.forms:
         model.forms = (form.split(",") * 2)[:2]
