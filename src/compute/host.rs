@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::spec::kind_of;
 use crate::compute::module::CudaFunction;
 use crate::compute::registry::ParamSpec;
-use crate::core::callback::{ParkedPanic, caught};
+use crate::core::callback::{ParkedPanic, drop_caught};
 use crate::core::context::CudaContext;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::memory::DeviceRepr;
@@ -190,7 +190,7 @@ unsafe extern "C" fn release_host_function(user: *mut c_void) {
     // SAFETY: by this function's contract.
     let host = unsafe { Arc::from_raw(user.cast_const().cast::<HostFunction>()) };
     // What the closure has captured may panic when it is dropped.
-    caught(|| drop(host));
+    drop_caught(host);
 }
 
 thread_local! {

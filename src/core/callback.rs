@@ -58,6 +58,11 @@ pub(crate) fn caught<R>(body: impl FnOnce() -> R) -> Option<R> {
     }
 }
 
+/// Drops a value of the caller; a panic of its drop is caught.
+pub(crate) fn drop_caught<T>(value: T) {
+    caught(|| drop(value));
+}
+
 /// Drops a panic's payload; the drop may itself panic.
 fn discard(payload: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 
 use crate::compute::{GpuCompute, forget_failures};
-use crate::core::callback::caught;
+use crate::core::callback::{caught, drop_caught};
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::native_text::as_native;
 use crate::ffi;
@@ -325,7 +325,7 @@ unsafe extern "C" fn on_record(user: *mut c_void, record: *const ffi::wcuda_zctl
     if record.kind == ffi::WCUDA_ZCTL_CLOSED {
         // SAFETY: the last call; the box is that of `create`.
         let recorder = unsafe { Box::from_raw(recorder) };
-        caught(|| drop(recorder));
+        drop_caught(recorder);
         return;
     }
     let bytes = if record.bytes == 0 {

@@ -8,7 +8,7 @@ use super::engine::StepEngine;
 use super::guide::Guide;
 use super::request::Request;
 use super::state::{Choice, Core, Shared};
-use crate::core::callback::caught;
+use crate::core::callback::{caught, drop_caught};
 use crate::llm::engine::{Token, TokenFeatures};
 use crate::llm::generate::Draft;
 use crate::llm::step;
@@ -85,8 +85,7 @@ struct Source(Option<Box<dyn Draft>>);
 
 impl Drop for Source {
     fn drop(&mut self) {
-        let source = self.0.take();
-        caught(|| drop(source));
+        drop_caught(self.0.take());
     }
 }
 

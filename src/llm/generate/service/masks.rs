@@ -14,7 +14,7 @@ use super::event::Error;
 use super::guide::{Frame, Guide, Input, Stop};
 use super::state::{Core, GuidedRow, Shared};
 use super::turns::Turns;
-use crate::core::callback::caught;
+use crate::core::callback::{caught, drop_caught};
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
 use crate::scheduler::{RequestId, RowOutcome};
@@ -175,15 +175,10 @@ impl Masks {
 
 impl Drop for Masks {
     fn drop(&mut self) {
-        self.waiting.take_all().for_each(drop_guarded);
-        self.ahead.take_all().for_each(drop_guarded);
-        self.ended.drain(..).for_each(drop_guarded);
+        self.waiting.take_all().for_each(drop_caught);
+        self.ahead.take_all().for_each(drop_caught);
+        self.ended.drain(..).for_each(drop_caught);
     }
-}
-
-/// Drops what may be a caller's.
-fn drop_guarded<T>(value: T) {
-    caught(|| drop(value));
 }
 
 /// Computes masks until the service ends.
@@ -194,14 +189,14 @@ pub(super) fn run(shared: &Shared, thread: usize) {
                 let computed = caught(|| job.compute());
                 let computed = computed.unwrap_or_else(|| Err("the rule has failed".into()));
                 let rest = shared.update(|core, now| core.take_mask(job, computed, now));
-                drop_guarded(rest);
+                drop_caught(rest);
             }
             Work::Follow(mut job) => {
                 job.follow();
                 let rest = shared.update(|core, now| core.take_ahead(job, now));
-                drop_guarded(rest);
+                drop_caught(rest);
             }
-            Work::Drop(ended) => ended.into_iter().for_each(drop_guarded),
+            Work::Drop(ended) => ended.into_iter().for_each(drop_caught),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::engine::{StepEngine, StepResults};
 use super::event::Error;
 use super::state::{Core, GuidedRow, SampledRows, Shared};
 use super::stats::State;
-use crate::core::callback::caught;
+use crate::core::callback::{caught, drop_caught};
 use crate::core::error::{Error as EngineError, ErrorKind, Result};
 use crate::llm::generate::costs::CostMeter;
 use crate::llm::step::{LateRow, Sampling};
@@ -45,7 +45,7 @@ pub(super) fn run(shared: &Shared, mut engine: Box<dyn StepEngine>) {
             "the engine thread panicked",
         )),
     };
-    caught(|| drop(engine));
+    drop_caught(engine);
     shared.update(|core, now| {
         core.stats.state = State::Stopped;
         if let Some(error) = lost {
