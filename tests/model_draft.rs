@@ -3,6 +3,7 @@
 //! The clocks stand still, so that costs are unknown and every guess is verified.
 #![cfg(feature = "text")]
 
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -388,13 +389,55 @@ fn guesses_that_are_no_tokens_are_ignored() {
 
 // ---- Services ----
 
+/// Guesses of a model for each text. That of the first text with PROMPT waits at its 30th token until the gate opens.
+struct Gated {
+    draft: ModelDraft,
+    gate: Arc<Mutex<Option<Receiver<()>>>>,
+    own_gate: Option<Receiver<()>>,
+}
+
+impl Draft for Gated {
+    fn begin(&mut self, prompt: &[Token], prediction: &[Token]) {
+        if prompt == PROMPT {
+            self.own_gate = self.gate.lock().unwrap().take();
+        }
+        self.draft.begin(prompt, prediction);
+    }
+
+    fn sample_like(&mut self, sampling: &Sampling) {
+        self.draft.sample_like(sampling);
+    }
+
+    fn draft(&mut self, tokens: &[Token], limit: usize, drafts: &mut Vec<Token>) {
+        if tokens.len() >= PROMPT.len() + 30 {
+            self.own_gate.take().map(|gate| gate.recv());
+        }
+        self.draft.draft(tokens, limit, drafts);
+    }
+
+    fn is_computed(&self) -> bool {
+        self.draft.is_computed()
+    }
+
+    fn prepare(&mut self, tokens: &[Token], limit: usize) {
+        self.draft.prepare(tokens, limit);
+    }
+}
+
 fn start(model: &Model, draft: Option<&ModelDraft>) -> Service {
+    start_with(
+        model,
+        draft.map(|draft| {
+            let draft = draft.clone();
+            Drafting::new(4, move || Box::new(draft.clone()))
+        }),
+    )
+}
+
+fn start_with(model: &Model, drafting: Option<Drafting>) -> Service {
     let mut options = service::Options::default();
     options.clock = Clock::manual();
-    options.drafting = draft.map(|draft| {
-        let draft = draft.clone();
-        Drafting::new(4, move || Box::new(draft.clone()))
-    });
+    options.drafting = drafting;
     let engine = EngineOptions::new()
         .max_sequences(4)
         .max_batch_tokens(128)
@@ -438,7 +481,17 @@ fn a_service_gives_each_text_a_draft_sequence_as_long_as_it_runs() {
         .collect();
     let options = options().max_sequences(2);
     let draft = ModelDraft::new(&model, &model, &options).unwrap();
-    let drafted = start(&model, Some(&draft));
+    let (open_gate, gate) = mpsc::channel();
+    let gate = Arc::new(Mutex::new(Some(gate)));
+    let source = draft.clone();
+    let drafting = Drafting::new(4, move || {
+        Box::new(Gated {
+            draft: source.clone(),
+            gate: gate.clone(),
+            own_gate: None,
+        })
+    });
+    let drafted = start_with(&model, Some(drafting));
 
     let mut cancelled = drafted.submit(&request(0)).unwrap();
     let other = drafted.submit(&request(1)).unwrap();
@@ -453,6 +506,7 @@ fn a_service_gives_each_text_a_draft_sequence_as_long_as_it_runs() {
         }
     }
     cancelled.cancel();
+    open_gate.send(()).unwrap();
     let (rest, end, _) = answer(cancelled);
     assert_eq!(end, Some(FinishReason::Cancelled));
     begin.extend(rest);
