@@ -75,13 +75,8 @@ class AfterDrafts : public testing::DraftFixture {
     const wcuda_sequence sequence = create_sequence();
     const Tokens last = {prompt.back()};
     prefill(sequence, prompt);
-    std::vector<Drawn> all;
-    wcuda_row row = token_row(sequence, last, WCUDA_ROW_SAMPLE);
-    while (all.size() < kBorderDrafts + 3) {
-      row.sampling = &sampling;
-      all.push_back(drawn(wait(submit({row})), 0).at(0));
-      row = feed_row(sequence);
-    }
+    const std::vector<Drawn> all =
+        draw(token_row(sequence, last, WCUDA_ROW_SAMPLE), sampling, kBorderDrafts + 3);
     wcuda_sequence_destroy(sequence);
     return all;
   }

@@ -82,18 +82,23 @@ class DraftFixture : public EngineFixture {
     return row;
   }
 
+  // `count` tokens, one a step: the first from `row`, each later one from the token before it.
+  std::vector<Drawn> draw(wcuda_row row, const wcuda_sampling& sampling, size_t count) {
+    std::vector<Drawn> stream;
+    while (stream.size() < count) {
+      row.sampling = &sampling;
+      stream.push_back(drawn(wait(submit({row})), 0).at(0));
+      row = feed_row(row.sequence);
+    }
+    return stream;
+  }
+
   // The run without drafts.
   std::vector<Drawn> plain_run(const Tokens& prompt, const wcuda_sampling& sampling,
                                size_t count = kStreamTokens) {
     const wcuda_sequence sequence = create_sequence();
-    std::vector<Drawn> stream;
-    wcuda_row row = token_row(sequence, prompt, WCUDA_ROW_SAMPLE);
-    while (stream.size() < count) {
-      row.sampling = &sampling;
-      const StepResult step = wait(submit({row}));
-      stream.push_back(drawn(step, 0).at(0));
-      row = feed_row(sequence);
-    }
+    const std::vector<Drawn> stream =
+        draw(token_row(sequence, prompt, WCUDA_ROW_SAMPLE), sampling, count);
     wcuda_sequence_destroy(sequence);
     return stream;
   }

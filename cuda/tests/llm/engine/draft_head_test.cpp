@@ -8,16 +8,15 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "core/backend/open.h"
 #include "core/vram/memory.h"
 #include "llm/engine/engine.h"
+#include "llm/engine/failing_submit.h"
 #include "llm/gguf/gguf.h"
 #include "llm/model/model.h"
-#include "support/allocation_failure.h"
 #include "support/backend_name.h"
 
 namespace wcuda {
@@ -428,21 +427,8 @@ TEST_P(DraftHeads, a_submit_without_host_memory_gives_back_the_pages_that_it_wou
   const auto sequence = head_->create_sequence().take();
   std::vector<HeadRow> rows = {
       feature_row(sequence, golden.tokens.data() + 1, 5, target, kernels::kRowSample)};
-  int64_t failures = 0;
-  for (bool happened = true; happened; failures += happened) {
-    Status status;
-    {
-      const testing::FailAllocation failure(failures + 1);
-      try {
-        status = head_->submit(rows).status();
-      } catch (const std::bad_alloc&) {
-        status = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "thrown");
-      }
-      happened = failure.happened();
-    }
-    EXPECT_EQ(status.code(), happened ? WCUDA_OUT_OF_HOST_MEMORY : WCUDA_OK);
-    ASSERT_LT(failures, 200);
-  }
+  const int64_t failures =
+      testing::fail_each_allocation_of_submit(*head_, rows, [](bool, int64_t) {});
   EXPECT_GT(failures, 5);
   EXPECT_TRUE(head_->drain().ok());
   target_->destroy(*target);

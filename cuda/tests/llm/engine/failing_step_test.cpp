@@ -2,12 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <new>
 
 #include "core/backend/open.h"
 #include "llm/engine/engine.h"
+#include "llm/engine/failing_submit.h"
 #include "llm/model/tiny_model.h"
-#include "support/allocation_failure.h"
 
 namespace wcuda::engine {
 namespace {
@@ -179,23 +178,11 @@ TEST_F(FailingStep, a_submit_without_host_memory_changes_no_row_of_the_step) {
   }
   rows[1].drafts = tokens.data();
   rows[1].draft_count = 2;
-  int64_t failures = 0;
-  for (bool happened = true; happened; failures += happened) {
-    Status status;
-    {
-      const wcuda::testing::FailAllocation failure(failures + 1);
-      try {
-        status = engine_->submit(rows).status();
-      } catch (const std::bad_alloc&) {
-        status = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "thrown");
-      }
-      happened = failure.happened();
-    }
-    EXPECT_EQ(status.code(), happened ? WCUDA_OUT_OF_HOST_MEMORY : WCUDA_OK);
-    EXPECT_EQ(engine_->length(*sequence_), happened ? 3u : 4u) << "allocation " << failures + 1;
-    EXPECT_EQ(engine_->length(*other), happened ? 3u : 6u) << "allocation " << failures + 1;
-    ASSERT_LT(failures, 200);
-  }
+  const int64_t failures =
+      testing::fail_each_allocation_of_submit(*engine_, rows, [&](bool failed, int64_t k) {
+        EXPECT_EQ(engine_->length(*sequence_), failed ? 3u : 4u) << "allocation " << k;
+        EXPECT_EQ(engine_->length(*other), failed ? 3u : 6u) << "allocation " << k;
+      });
   EXPECT_GT(failures, 10);
   EXPECT_TRUE(engine_->drain().ok());
 }
@@ -274,23 +261,11 @@ TEST_F(FailingStep, a_submit_without_host_memory_keeps_the_drafts_in_flight) {
   drafting.drafts = tokens.data();
   drafting.draft_count = 3;
   ASSERT_TRUE(engine_->submit({drafting}).ok());
-  int64_t failures = 0;
-  for (bool happened = true; happened; failures += happened) {
-    const std::vector<Row> rows = {next};
-    Status status;
-    {
-      const wcuda::testing::FailAllocation failure(failures + 1);
-      try {
-        status = engine_->submit(rows).status();
-      } catch (const std::bad_alloc&) {
-        status = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "thrown");
-      }
-      happened = failure.happened();
-    }
-    EXPECT_EQ(status.code(), happened ? WCUDA_OUT_OF_HOST_MEMORY : WCUDA_OK);
-    EXPECT_EQ(engine_->length(*sequence_), happened ? 7u : 8u) << "allocation " << failures + 1;
-    ASSERT_LT(failures, 200);
-  }
+  const std::vector<Row> rows = {next};
+  const int64_t failures =
+      testing::fail_each_allocation_of_submit(*engine_, rows, [&](bool failed, int64_t k) {
+        EXPECT_EQ(engine_->length(*sequence_), failed ? 7u : 8u) << "allocation " << k;
+      });
   EXPECT_GT(failures, 5);
   EXPECT_EQ(engine_->fork(sequence_).status().code(), WCUDA_INVALID_STATE);
   EXPECT_TRUE(engine_->drain().ok());
