@@ -77,15 +77,19 @@ struct BatchCosts {
 };
 constexpr BatchCosts kBatchCosts[] = {{90, 16, 48, 56}, {90, 32, 48, 56}, {90, 64, 48, 3}};
 
-// packed_gemm: costs in tenths of a microsecond of an iteration, of the outputs of a tile and, if
-// several clusters compute a tile, of adding its partial sums (fixed, and for each). 2026-11-22,
-// layers of 8B at 128 to 2,048 tokens (docs/lab/2026-11-22-packed-gemm.md). The choice is within 4
-// % of the best of those tried.
+// packed_gemm: costs in tenths of a microsecond of an iteration, of one of a short pair of tiles,
+// of the outputs of a tile and, if several clusters compute a tile, of adding its partial sums
+// (fixed, and for each). 2026-11-22, layers of 8B at 128 to 2,048 tokens
+// (docs/lab/2026-11-22-packed-gemm.md). The choice is within 4 % of the best of those tried. There
+// are no short pairs of tiles of 128 tokens: gate and up of 8B would gain 1 us of 58.
 struct GemmCosts {
   int32_t compute_capability;
   uint32_t tokens;  // per tile
-  uint32_t iteration, finish, join, partial;
+  uint32_t iteration, short_iteration, finish, join, partial;
 };
-constexpr GemmCosts kGemmCosts[] = {{90, 128, 16, 25, 20, 15}, {90, 256, 29, 40, 80, 15}};
+constexpr GemmCosts kGemmCosts[] = {{90, 128, 16, 16, 25, 20, 15}, {90, 256, 29, 24, 40, 80, 15}};
+// Longer runs of tiles gain nothing from short ones: gate and up of 8B at 2,048 tokens take 785 us
+// with them, and 758 with 14 whole tiles (2026-11-25, 2026-11-25-h200/short_pairs.txt).
+constexpr uint32_t kGemmShortRunMax = 4;
 
 }  // namespace wcuda::kernels

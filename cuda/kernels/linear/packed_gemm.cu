@@ -54,6 +54,7 @@ cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launc
   params.token_tiles = (params.tokens + plan.tile_tokens - 1) / plan.tile_tokens;
   params.iteration_count = plan.iteration_count;
   params.tile_count = plan.iteration_count / params.k_tile_count;
+  params.full_pairs = plan.full_pairs;
   params.run_tiles = (params.tile_count + plan.clusters - 1) / plan.clusters;
   params.tile_pieces = plan.tile_pieces;
   params.partitions = plan.partitions;
@@ -109,6 +110,7 @@ GemmPlan plan_group(const Group& group, const LinearArgs& args, bool is_invarian
   std::copy_n(group.params.rows, kLinearMatricesMax, layer.rows);
   layer.is_gate = is_gate(args.epilogue);
   layer.matrix_count = layer.is_gate ? 1 : group.params.matrix_count;
+  layer.has_shorts = layer.matrix_count == 1 && group.kernel->type == group.kernel->second_type;
   layer.k_tile_bytes = group.kernel->k_tile_bytes;
   layer.sm_count = static_cast<uint32_t>(launch.sm_count);
   if (is_invariant)

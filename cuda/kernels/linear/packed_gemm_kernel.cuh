@@ -6,6 +6,9 @@
 //              matrix and the same 64 rows of the up matrix
 //   iteration  one K-tile (256 inputs) of two tiles whose rows are adjacent. A cluster of two CTAs
 //              computes it, one tile per CTA, and copies the activations once, to both CTAs
+//   short      a pair of tiles with 192 rows, for kN = 256. The first warpgroups of the CTAs have
+//              64 rows each; the second ones have the last 64, each for half of the tokens. If
+//              pairs of 256 rows leave SMs idle in the last round, the plan takes short ones there
 //
 // Iterations are numbered tile by tile, and each cluster computes an equal run of them (stream-K),
 // so that every SM is busy to the end:
@@ -64,19 +67,23 @@ namespace wcuda::kernels {
 template <uint32_t kN>
 constexpr bool kSkipsPadding = kN == 256;
 
-// A run of K-tiles of one tile. With batch invariance, it lies within one partition of K.
+// A run of K-tiles of a warpgroup's part of one tile. With batch invariance, it lies within one
+// partition of K.
 struct GemmSegment {
   uint32_t first_k_tile;
   uint32_t k_tiles;
   uint32_t groups;  // groups of 32 inputs; together they fill whole stages of activations
-  uint32_t first_token;
-  uint32_t first_row;  // of the matrix
+  uint32_t token_tile;
+  bool is_half;          // the warpgroup has half of the tile's tokens
+  uint32_t first_token;  // of the warpgroup
+  uint32_t tokens;       // of the warpgroup, up to the end of the batch; may be 0
+  uint32_t first_row;    // of the warpgroup, in the matrix
   uint32_t matrix;
   uint32_t first_iteration;  // of the whole tile
   uint32_t partition;        // index of the partition of K within the tile
 };
 
-// Iterates over the segments of a CTA.
+// Iterates over the segments of a warpgroup.
 struct GemmWork {
   uint32_t iteration;
   uint32_t end;
@@ -101,7 +108,8 @@ struct GemmWork {
         end(first_iteration(params, blockIdx.x / kGemmCluster + 1)) {}
 
   template <uint32_t kN>
-  __device__ __forceinline__ bool next(const PackedGemmParams& params, GemmSegment* segment) {
+  __device__ __forceinline__ bool next(const PackedGemmParams& params, uint32_t warpgroup,
+                                       GemmSegment* segment) {
     if (iteration >= end) return false;
     const uint32_t tile = iteration / params.k_tile_count;
     segment->first_iteration = tile * params.k_tile_count;
@@ -115,14 +123,24 @@ struct GemmWork {
     if (kSkipsPadding<kN>)
       segment->groups = min(segment->groups, params.k_groups - segment->first_k_tile * 8);
     const uint32_t place = gemm_tile_place(params.tile_count, params.run_tiles, tile);
-    segment->first_token = place % params.token_tiles * kN;
-    const uint32_t row_tile = place / params.token_tiles * kGemmCluster + blockIdx.x % kGemmCluster;
+    segment->token_tile = place % params.token_tiles;
+    const uint32_t rank = blockIdx.x % kGemmCluster, pair = place / params.token_tiles;
+    const bool is_short = kN == kGemmShortTokens && pair >= params.full_pairs;
+    segment->is_half = is_short && warpgroup == 1;
+    segment->first_token = segment->token_tile * kN + (segment->is_half ? rank * (kN / 2) : 0);
+    segment->tokens =
+        segment->first_token < params.tokens
+            ? min(params.tokens - segment->first_token, segment->is_half ? kN / 2 : kN)
+            : 0;
+    // Counts the rows of a warpgroup.
+    const uint32_t block = is_short ? params.full_pairs + pair * 3 + (warpgroup == 1 ? 2 : rank)
+                                    : pair * 4 + rank * 2 + warpgroup;
     const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
     segment->matrix = 0;
     for (uint32_t m = 1; m < params.matrix_count && !is_gate; ++m)
-      if (row_tile >= params.first_tile[m]) segment->matrix = m;
-    segment->first_row =
-        (row_tile - params.first_tile[segment->matrix]) * (is_gate ? kGemmRows / 2 : kGemmRows);
+      if (block / 2 >= params.first_tile[m]) segment->matrix = m;
+    segment->first_row = (block - params.first_tile[segment->matrix] * 2) *
+                         (is_gate ? kGemmGroupRows / 2 : kGemmGroupRows);
     iteration += segment->k_tiles;
     return true;
   }
@@ -150,11 +168,11 @@ struct GemmWeights {
     constexpr uint32_t kPackedTiles = First::kPackedTiles / kParts;  // of a stage
     if (parts == 0) {
       GemmSegment segment;
-      if (!work.next<kN>(params, &segment)) return;
+      if (!work.next<kN>(params, warp / 4, &segment)) return;
       const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
       // A warpgroup has 64 rows, or 32 rows of gate and the same 32 rows of up.
       const uint32_t matrix = is_gate ? warp / 2 % 2 : segment.matrix;
-      const uint32_t m = is_gate ? warp / 4 * 2 + warp % 2 : warp;
+      const uint32_t m = warp % (is_gate ? 2 : 4);
       const uint32_t row = segment.first_row + m * quant::kMTileRows;
       packed_tile_bytes =
           (matrix >= params.second_matrix ? Second::kKTileBytes : First::kKTileBytes) /
@@ -203,10 +221,10 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
   GemmSegment segment;
   PipelineState stage;
   dependent_wait();
-  while (work.next<kN>(params, &segment)) {
+  while (work.next<kN>(params, 0, &segment)) {
     const uint8_t* source =
         reinterpret_cast<const uint8_t*>(params.h) + offset +
-        (uint64_t{segment.first_token / kN} * params.k_tile_count + segment.first_k_tile) *
+        (uint64_t{segment.token_tile} * params.k_tile_count + segment.first_k_tile) *
             (kStages * kBytes);
     const uint32_t stages = segment.groups / gemm_stage_groups(kN);
     for (uint32_t i = 0; i < stages; ++i, source += kBytes) {
@@ -219,12 +237,14 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
   }
 }
 
-// Adds a segment's products to the sums of a warpgroup. `packed_tiles` points to weights.ring.data.
-template <class First, class Second, bool kIsSecond, uint32_t kN>
+// Adds a segment's products to the sums of a warpgroup, for kTokens of a tile's kN tokens, from
+// `first_token` on. `packed_tiles` points to weights.ring.data.
+template <class First, class Second, bool kIsSecond, uint32_t kN, uint32_t kTokens>
 __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_t groups,
-                                         uint32_t warp, const uint8_t* packed_tiles,
-                                         GemmWeights& weights, const Pipeline& tokens,
-                                         PipelineState& token_stage, float (&sums)[kN / 2]) {
+                                         uint32_t warp, uint32_t first_token,
+                                         const uint8_t* packed_tiles, GemmWeights& weights,
+                                         const Pipeline& tokens, PipelineState& token_stage,
+                                         float (&sums)[kTokens / 2]) {
   using Operand = std::conditional_t<kIsSecond, Second, First>;
   constexpr uint32_t kStageGroups = gemm_stage_groups(kN);
   const uint32_t lane = threadIdx.x % 32;
@@ -256,7 +276,7 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
       const uint32_t half = group / 4, m = group % 4;
       if (group % kStageGroups == 0) {
         tokens.wait_full(token_stage);
-        descriptor = wgmma_descriptor(tokens.target(token_stage.stage), 16);
+        descriptor = wgmma_descriptor(tokens.target(token_stage.stage) + first_token * 128, 16);
       }
       // If a stage holds only a part of a K-tile, the pointer is moved back by the parts before it,
       // because load() expects a whole K-tile.
@@ -278,8 +298,8 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i) {
         const uint32_t step = group % kStageGroups * 2 + i;  // 16 inputs; 4 per panel
-        wgmma<kN, false>(sums, a[group % 2] + 4 * i,
-                         descriptor + step / 4 * (kN * 128 / 16) + step % 4 * 2);
+        wgmma<kTokens, false>(sums, a[group % 2] + 4 * i,
+                              descriptor + step / 4 * (kN * 128 / 16) + step % 4 * 2);
       }
       wgmma_commit();
       if (group % kStageGroups == kStageGroups - 1) {
@@ -421,8 +441,7 @@ __device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
   constexpr uint32_t kRows = kGemmGroupRows / 2;
   const GemmOperand& operand = params.operand;
   const uint32_t thread = threadIdx.x % 128, warpgroup = warp / 4;
-  const uint32_t first_row = segment.first_row + warpgroup * kRows;
-  const uint32_t tokens = params.tokens - segment.first_token;
+  const uint32_t first_row = segment.first_row, tokens = segment.tokens;
   for (uint32_t i = thread; i < kN; i += 128) {
     const uint32_t token = segment.first_token + i;
     const float norm = i < tokens ? params.norms[token] * 1.01f : 0.0f;  // inputs are rounded
@@ -474,8 +493,8 @@ __device__ __forceinline__ void finish_in_bulk(const PackedGemmParams& params,
                                                GemmOutputs* outputs) {
   constexpr uint32_t kTokens = kGemmOutputTokens / 2, kSpans = kTokens / 8;  // of 8 tokens
   const uint32_t thread = threadIdx.x % 128, lane = thread % 32, warpgroup = warp / 4;
-  const uint32_t rows = params.rows[segment.matrix], tokens = params.tokens - segment.first_token;
-  const uint32_t first_row = segment.first_row + warpgroup * kGemmGroupRows;
+  const uint32_t rows = params.rows[segment.matrix], tokens = segment.tokens;
+  const uint32_t first_row = segment.first_row;
   const uint32_t place = warp % 4 * quant::kMTileRows + lane / 4;  // of a row, and of row + 8
   for (uint32_t i = thread; i < kN; i += 128)
     outputs->scales[i] = i < tokens ? params.scales[segment.first_token + i] * weight_scale : 0.0f;
@@ -531,7 +550,7 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
   constexpr uint32_t kStep = 128 / kRows;
   constexpr uint32_t kOutputs = kGemmOutputTokens / kStep;  // outputs per thread and 32 tokens
   const uint32_t thread = threadIdx.x % 128, warpgroup = warp / 4;
-  const uint32_t row = segment.first_row + warpgroup * kRows + thread % kRows;
+  const uint32_t row = segment.first_row + thread % kRows;
   const uint32_t rows = params.rows[segment.matrix], first = thread / kRows;
   const bool has_previous = !kIsGate && params.epilogue != Epilogue::kStore;
   const bool is_times = has_previous && params.epilogue != Epilogue::kAdd;
@@ -542,15 +561,13 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
     bias = params.biases[segment.matrix][row];
   if (kIsGate && row < rows && params.biases[1] != nullptr) up_bias = params.biases[1][row];
   for (uint32_t i = thread; i < kN; i += 128)
-    outputs->scales[i] = segment.first_token + i < params.tokens
-                             ? params.scales[segment.first_token + i] * weight_scale
-                             : 0.0f;
+    outputs->scales[i] =
+        i < segment.tokens ? params.scales[segment.first_token + i] * weight_scale : 0.0f;
   const uint64_t stride = uint64_t{kStep} * rows;
   float* place =
       params.outputs[segment.matrix] + uint64_t{segment.first_token + first} * rows + row;
   // Tokens of the tile from the thread's first token on; 0 for rows past the end of the matrix.
-  uint32_t tokens = params.tokens - segment.first_token;
-  tokens = row < rows && tokens > first ? tokens - first : 0;
+  const uint32_t tokens = row < rows && segment.tokens > first ? segment.tokens - first : 0;
   float previous[kOutputs];
   const auto fetch = [&](const float* from, uint32_t begin) {
 #pragma unroll
@@ -561,7 +578,7 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
   const float* const sum = outputs->sums + first * kGemmOutputStride + thread % kRows;
 #pragma unroll 1
   for (uint32_t begin = 0; begin < kN; begin += kGemmOutputTokens) {
-    if (begin >= params.tokens - segment.first_token) break;
+    if (begin >= segment.tokens) break;
     store_sums<kN>(begin, warp, sums, outputs);
     sync_warpgroup(warpgroup);
     float values[kOutputs];
@@ -646,15 +663,21 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     GemmWork work(params);
     GemmSegment segment;
     PipelineState token_stage;
-    while (work.next<kN>(params, &segment)) {
+    while (work.next<kN>(params, warp / 4, &segment)) {
       float sums[kN / 2] = {};
       const bool is_second = kType != kSecond && segment.matrix >= params.second_matrix;
+      const uint32_t first = segment.first_token % kN;
+      const uint8_t* const packed_tiles = shared + weight_offset;
       if (kType != kSecond && is_second)
-        multiply<First, Second, true, kN>(params, segment.groups, warp, shared + weight_offset,
-                                          weights, tokens, token_stage, sums);
+        multiply<First, Second, true, kN, kN>(params, segment.groups, warp, first, packed_tiles,
+                                              weights, tokens, token_stage, sums);
+      else if (kN == kGemmShortTokens && kType == kSecond && segment.is_half)
+        multiply<First, Second, false, kN, kN / 2>(params, segment.groups, warp, first,
+                                                   packed_tiles, weights, tokens, token_stage,
+                                                   reinterpret_cast<float(&)[kN / 4]>(sums));
       else
-        multiply<First, Second, false, kN>(params, segment.groups, warp, shared + weight_offset,
-                                           weights, tokens, token_stage, sums);
+        multiply<First, Second, false, kN, kN>(params, segment.groups, warp, first, packed_tiles,
+                                               weights, tokens, token_stage, sums);
       dependent_wait();
       if (segment.k_tiles < params.k_tile_count &&
           !join_partitions<kN>(params, segment, warp / 4, sums, outputs))

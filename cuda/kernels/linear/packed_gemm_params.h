@@ -15,6 +15,7 @@ constexpr uint32_t kGemmRows = kGemmWarps * quant::kMTileRows;  // per tile
 constexpr uint32_t kGemmThreads = kGemmWarps * 32 + 128;
 constexpr uint32_t kGemmCluster = 2;
 constexpr uint32_t kGemmPartitionsMax = 8;
+constexpr uint32_t kGemmShortTokens = 256;  // of tiles that may be short
 constexpr uint32_t kGemmStagesMax = 8;
 // Shared memory of a CTA. An SM has 227 KB, of which 8 KB are left for codebook tables.
 constexpr uint32_t kGemmSharedBytes = 219 * 1024;
@@ -71,6 +72,7 @@ struct PackedGemmParams {
   uint32_t k_groups;  // of 32 inputs; the last K-tile may have fewer than 8
   uint32_t iteration_count;
   uint32_t tile_count;   // of pairs of tiles
+  uint32_t full_pairs;   // of rows; the pairs after them are short
   uint32_t run_tiles;    // per cluster, rounded up
   uint32_t tile_pieces;  // pieces of K; the run of a cluster begins and ends between two of them
   uint32_t partitions;   // of K, summed separately

@@ -11,6 +11,7 @@ struct GemmLayer {
   uint32_t rows[3] = {};      // of each matrix
   uint32_t matrix_count = 0;  // gate and up count as one
   bool is_gate = false;
+  bool has_shorts = false;    // whether pairs of tiles may be short (one matrix, or gate and up)
   uint32_t k_tile_bytes = 0;  // of 16 rows; if there are two types, the larger
   uint32_t sm_count = 0;
   // Partitions of K, summed separately and then added in order; 0: the fastest choice.
@@ -22,6 +23,7 @@ struct GemmPlan {
   uint32_t row_tiles = 0;
   uint32_t first_tile[3] = {};  // of rows, of each matrix
   uint32_t iteration_count = 0;
+  uint32_t full_pairs = UINT32_MAX;          // pairs of tiles by rows before those that are short
   uint32_t clusters = 0;                     // of two CTAs; 0: no kernel supports the layer
   uint32_t tile_pieces = 0, partitions = 1;  // as PackedGemmParams
   uint32_t token_stages = 0;

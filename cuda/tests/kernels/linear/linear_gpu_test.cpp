@@ -130,7 +130,13 @@ TEST(GpuPackedGemm, whole_tiles_and_parts_are_close_to_double_precision) {
         LinearCase{{kQ4_K}, {3900}, 512, 1100, Epilogue::kAdd, true, true},
         LinearCase{{kQ8_0}, {24}, 32800, 70, Epilogue::kStore, false, true},
         LinearCase{{kQ4_K, kQ4_K}, {1700, 1700}, 512, 700, Epilogue::kSiluGate, true, true},
-        LinearCase{{kQ6_K, kQ8_0}, {1000, 2500}, 256, 600, Epilogue::kStore, false, true}}) {
+        LinearCase{{kQ6_K, kQ8_0}, {1000, 2500}, 256, 600, Epilogue::kStore, false, true},
+        // Short pairs of tiles, alone and after others. The last 44 tokens are less than half a
+        // tile.
+        LinearCase{{kQ6_K}, {3000}, 512, 700, Epilogue::kAdd, true, true},
+        LinearCase{{kF16}, {3001}, 256, 700, Epilogue::kStore, true, true},
+        LinearCase{{kQ4_K, kQ4_K}, {3000, 3000}, 512, 300, Epilogue::kSiluGate, true, true},
+        LinearCase{{kQ4_0, kQ4_0}, {4096, 4096}, 256, 1100, Epilogue::kGeluTanhGate, false}}) {
     const LinearProblem problem(parameters);
     const auto outputs = run(problem, problem.limits(), 0, true);
     problem.expect_close(outputs);
@@ -142,7 +148,7 @@ TEST(GpuPackedGemm, whole_tiles_and_parts_are_close_to_double_precision) {
 // powers of two; only values that are subnormal in one form differ.
 TEST(GpuPackedGemm, gate_and_up_write_the_operand_that_down_would_convert) {
   if (!device_traits(device_launch()).has_warpgroup_code) GTEST_SKIP() << "no code for WGMMA";
-  constexpr uint32_t kTokens = 700, kHidden = 2304, kRows = 130;
+  constexpr uint32_t kTokens = 700, kHidden = 1536, kRows = 130;  // with short pairs of tiles
   for (const float x_scale : {1.0f, 1e-12f, 1e12f})
     for (const Epilogue epilogue : {Epilogue::kSiluGate, Epilogue::kGeluTanhGate})
       for (const uint32_t type : {kQ8_0, kQ4_K, kF16}) {

@@ -78,6 +78,49 @@ TEST(PackedGemmPlan, every_layer_fits) {
           }
 }
 
+// A cluster's run of tiles ends with a short one where whole ones would leave other clusters idle.
+TEST(PackedGemmPlan, short_pairs_of_tiles_fill_the_last_round) {
+  struct Expected {
+    uint32_t tokens, cols, rows;
+    bool is_gate;
+    uint32_t clusters, full_pairs, short_pairs;
+  };
+  for (const Expected& e :
+       {Expected{256, 4096, 14336, true, 64, 64, 64}, Expected{512, 4096, 14336, true, 64, 64, 64},
+        Expected{768, 4096, 4096, false, 66, 0, 22}, Expected{700, 576, 3000, false, 48, 0, 16},
+        Expected{300, 512, 3000, true, 64, 0, 32}, Expected{1100, 256, 4096, true, 65, 13, 26}}) {
+    SCOPED_TRACE(std::to_string(e.tokens) + " tokens, " + std::to_string(e.rows) + " rows");
+    GemmLayer layer = layer_of(e.tokens, e.cols, {e.rows}, e.is_gate);
+    layer.has_shorts = true;
+    const GemmPlan plan = plan_gemm(layer);
+    EXPECT_EQ(plan.clusters, e.clusters);
+    EXPECT_EQ(plan.full_pairs, e.full_pairs);
+    const uint32_t token_tiles = (e.tokens + plan.tile_tokens - 1) / plan.tile_tokens;
+    EXPECT_EQ(plan.iteration_count / layer.k_tiles, (e.full_pairs + e.short_pairs) * token_tiles);
+    // Full pairs have four times the rows of a warpgroup, short ones three times.
+    const uint32_t blocks = (e.rows + (e.is_gate ? 31 : 63)) / (e.is_gate ? 32 : 64);
+    EXPECT_GE(4 * e.full_pairs + 3 * e.short_pairs, blocks);
+    EXPECT_LT(4 * e.full_pairs + 3 * (e.short_pairs - 1), blocks);
+  }
+}
+
+TEST(PackedGemmPlan, any_layer_with_short_pairs_is_covered) {
+  for (const uint32_t tokens : {1u, 129u, 300u, 512u, 700u, 1100u, 4096u})
+    for (uint32_t rows = 40; rows < 6000; rows += 77)
+      for (const uint32_t sm_count : {4u, 50u, 132u}) {
+        GemmLayer layer = layer_of(tokens, 1024, {rows});
+        layer.has_shorts = true;
+        layer.sm_count = sm_count;
+        const GemmPlan plan = plan_gemm(layer);
+        ASSERT_LE(plan.clusters, sm_count / 2);
+        if (plan.full_pairs == UINT32_MAX) continue;
+        const uint32_t token_tiles = (tokens + plan.tile_tokens - 1) / plan.tile_tokens;
+        const uint32_t pairs = plan.iteration_count / layer.k_tiles / token_tiles;
+        ASSERT_EQ(plan.iteration_count, pairs * token_tiles * layer.k_tiles);
+        ASSERT_GE(4 * plan.full_pairs + 3 * (pairs - plan.full_pairs), (rows + 63) / 64);
+      }
+}
+
 TEST(PackedGemmPlan, batch_invariance_cuts_the_layers_of_8b_as_measured) {
   EXPECT_EQ(invariant_partitions(4096 + 2 * 1024, 16, 132), 4u);
   EXPECT_EQ(invariant_partitions(4096, 16, 132), 3u);
