@@ -320,6 +320,10 @@ int main(int argument_count, char** arguments) {
     prefill(k8B, type, 2048, 2048);
     prefill(k8B, type, 8192, 8192);
     prefill(k8B, type, 4096, 16384);
+    // Few tokens after many: several blocks share a tile of tokens and a head.
+    prefill(k8B, type, 704, 2816);
+    prefill(k8B, type, 576, 4096);
+    prefill(k8B, type, 128, 8192);
   }
   prefill(k1B, KvType::kF16, 4096, 4096);
   for (const KvType type : kTypes) rope(k8B, type, 2048);

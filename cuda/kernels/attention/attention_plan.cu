@@ -5,6 +5,7 @@
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/step_start.cuh"
+#include "kernels/shared/warp_prefix.cuh"
 
 namespace wcuda::kernels {
 namespace {
@@ -13,15 +14,6 @@ constexpr uint32_t kBlockThreads = 512;
 constexpr uint32_t kWarps = kBlockThreads / 32;
 static_assert(kBlockThreads == kDecodeGroupRowsMax);
 constexpr uint32_t kScatterBlocks = 2;  // per segment
-
-__device__ inline uint32_t warp_prefix(uint32_t value, uint32_t lane) {
-#pragma unroll
-  for (uint32_t step = 1; step < 32; step *= 2) {
-    const uint32_t below = __shfl_up_sync(~0u, value, step);
-    if (lane >= step) value += below;
-  }
-  return value;
-}
 
 // Returns the sum of the values of the threads up to this one; `total` receives the sum of all.
 __device__ inline uint32_t block_prefix(uint32_t value, uint32_t* sums, uint32_t* total) {
@@ -303,9 +295,13 @@ cudaError_t attention_plan_start(const AttentionPlanArgs& args, const StepStart&
 }
 
 cudaError_t attention_plan_clear(const AttentionPlan& plan, uint32_t counter_count,
-                                 cudaStream_t stream) {
-  const cudaError_t status =
+                                 uint32_t prefill_counter_count, cudaStream_t stream) {
+  cudaError_t status =
       cudaMemsetAsync(plan.counters, 0, uint64_t{counter_count} * sizeof(uint32_t), stream);
+  if (status != cudaSuccess) return status;
+  if (plan.prefill_counters != nullptr)
+    status = cudaMemsetAsync(plan.prefill_counters, 0,
+                             uint64_t{prefill_counter_count} * sizeof(uint32_t), stream);
   if (status != cudaSuccess) return status;
   return cudaMemsetAsync(plan.starts, 0, uint64_t{plan.max_blocks} * sizeof(DecodeStart), stream);
 }

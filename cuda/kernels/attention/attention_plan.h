@@ -90,6 +90,11 @@ struct AttentionPlan {
   float* shared_results = nullptr;
   float* shared_weights = nullptr;
   uint32_t cluster_blocks = 0;  // of a group; 0: groups are no clusters
+  // Prefill items that several blocks share: partial results (blocks, 2, warpgroups, vectors,
+  // threads), and counters (blocks, warpgroups), which are zero between launches. May be null:
+  // then each block takes whole items.
+  float4* prefill_partials = nullptr;
+  uint32_t* prefill_counters = nullptr;
 };
 
 // Returns the first position that a token at `position` attends to.
@@ -114,6 +119,6 @@ cudaError_t attention_plan_start(const AttentionPlanArgs& args, const StepStart&
 
 // Zeroes counters and starts, before the first step.
 cudaError_t attention_plan_clear(const AttentionPlan& plan, uint32_t counter_count,
-                                 cudaStream_t stream);
+                                 uint32_t prefill_counter_count, cudaStream_t stream);
 
 }  // namespace wcuda::kernels

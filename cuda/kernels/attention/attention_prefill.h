@@ -10,6 +10,20 @@ inline uint32_t prefill_tiles_max(uint32_t token_count, uint32_t row_count) {
   return token_count / kPrefillTileTokens + (row_count < token_count ? row_count : token_count);
 }
 
+// Returns whether several blocks may share the keys of a tile and head. Shorter heads gain nothing:
+// with 64 elements, joining takes as long as the keys that it saves.
+constexpr bool prefill_has_partitions(uint32_t head_length) { return head_length > 64; }
+// Return the sizes of the plan's arrays for these parts, for so many SMs. A partial result of a
+// thread is 4 floats of softmax state, and its sums; heads are padded to 128 elements.
+WCUDA_HOST_DEVICE constexpr uint32_t prefill_partial_floats(uint32_t padded_length) {
+  return padded_length / 2 + 4;
+}
+constexpr uint64_t prefill_partials_count(uint32_t sm_count) {
+  constexpr uint64_t kThreads = 256, kParts = 2;  // of a block
+  return sm_count * kParts * kThreads * prefill_partial_floats(kPrefillWarpgroupHeadMax) / 4;
+}
+constexpr uint32_t prefill_counter_count(uint32_t sm_count) { return sm_count * 2; }
+
 // Must be called once for each format and head length, before a graph is captured.
 cudaError_t attention_prefill_prepare(KvFormat format, uint32_t head_length);
 // A token attends to the positions up to its own, whose keys and values are all in the pages. Skips

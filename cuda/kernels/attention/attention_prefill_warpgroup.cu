@@ -2,13 +2,17 @@
 // twice as fast as attention_prefill.cu and computes the same result except for the summation
 // order.
 //
-// The kernel is persistent: in each round a block takes one (tile, head) pair (BlockItems). A
-// producer warpgroup loads 128 keys and 128 values at a time into two stages each in shared memory;
-// q8_0 and e4m3 are copied raw and converted to f16 there. Two consumer warpgroups read the queries
-// of 64 tokens each and compute their results. For head lengths above 64 they take turns: while the
-// tensor cores compute scores and sums for one, the ALUs convert the scores of the other to
-// numerators. A token's result depends only on its own query, position and pages. In shared memory,
-// a panel has 64 elements (128 bytes) of each row r; its 16-byte chunk c is in place c ^ (r % 8).
+// The kernel is persistent: in each round a block takes one item, a (tile, head) pair (BlockItems).
+// If whole items would keep some blocks busy much longer than others, each block takes an equal run
+// of the keys of all items instead. An item that several blocks share is finished by the last of
+// them, which adds their partial results in order. A producer warpgroup loads 128 keys and 128
+// values at a time into two stages each in shared memory; q8_0 and e4m3 are copied raw and
+// converted to f16 there. Two consumer warpgroups read the queries of 64 tokens each and compute
+// their results. For head lengths above 64 they take turns: while the tensor cores compute scores
+// and sums for one, the ALUs convert the scores of the other to numerators. A token's result
+// depends only on its own query, position and pages; of a shared item it also depends on where the
+// partitions end, so there are none with batch invariance. In shared memory, a panel has 64
+// elements (128 bytes) of each row r; its 16-byte chunk c is in place c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
@@ -20,6 +24,7 @@
 #include "kernels/ptx/named_barrier.cuh"
 #include "kernels/ptx/pipeline.cuh"
 #include "kernels/ptx/wgmma.cuh"
+#include "kernels/shared/warp_prefix.cuh"
 
 namespace wcuda::kernels {
 namespace {
@@ -33,6 +38,14 @@ constexpr uint32_t kStages = 2;
 // Registers per thread: the three warpgroups use 72 + 2 * 216 = 504 of the SM's 65,536 / 128 = 512.
 [[maybe_unused]] constexpr uint32_t kLoadRegisters = 72;
 [[maybe_unused]] constexpr uint32_t kWorkRegisters = 216;
+
+// Equal partitions of the keys are for heads of more than 64 elements, and for steps of at most so
+// many tiles and rounds of whole items. A partition has at least so many blocks of keys, and
+// partitions must shorten the longest work of a block of the grid by more, which is what joining
+// costs.
+constexpr uint32_t kPartitionTilesMax = 32, kPartitionRoundsMax = 2;
+[[maybe_unused]] constexpr uint32_t kPartitionKeysMin = 4, kPartitionGainMin = 3;
+constexpr uint32_t kItemBlocksMax = 4;  // of the grid for an item, if there are few items
 
 constexpr uint32_t kPanelBytes = 128 * 128;  // 128 rows of 64 elements
 
@@ -70,6 +83,24 @@ constexpr uint32_t kLoadBarrier = 1, kGroupBarrier = 2, kPingPongBarrier = 4;
 
 using StageCounter = PipelineCounter<kStages>;
 
+// How the keys of prefill items are distributed over the blocks of the grid, in shared memory.
+// All count blocks of 128 keys.
+struct KeyPartitions {
+  uint32_t before[kPartitionTilesMax + 1];  // of a head in the tiles before each tile
+  uint32_t most;                            // of any block of the grid, if each takes whole items
+  uint32_t total;                           // of all items
+  uint32_t count;                           // of partitions
+  uint32_t is_last[2];  // of each consumer warpgroup: whether it finishes an item
+
+  __device__ uint32_t begin(uint32_t partition) const {
+    return static_cast<uint32_t>(uint64_t{total} * min(partition, count) / count);
+  }
+  // Returns the partition that has a place.
+  __device__ uint32_t partition_of(uint32_t place) const {
+    return static_cast<uint32_t>(((place + uint64_t{1}) * count - 1) / total);
+  }
+};
+
 // A work item. For prefill, it is one tile of tokens and one query head. For leading pages that
 // rows share, it is one split of them, one tile of rows, and all query heads of a key-value head;
 // token_count then counts pairs of a row and a query head.
@@ -82,6 +113,9 @@ struct Item {
   uint32_t first_key, end;          // positions that any of its tokens sees
   uint32_t block_begin, block_end;  // of 128 keys
   uint32_t stored_from;             // the step stores keys from this position on
+  // Blocks of the grid that compute parts of the item, in the order of its keys: the first one, and
+  // how many.
+  uint32_t first_part = 0, part_count = 1;
 
   Item() = default;
   __device__ Item(const AttentionKernelArgs& args, uint32_t index) {
@@ -141,19 +175,64 @@ struct Item {
   }
 };
 
-// The items of this block that are not empty, in order. The items of a row are listed longest
-// first, so every other round runs in reverse to balance the blocks.
+// Returns the item of a block in a round. The items of a row are listed longest first, so every
+// other round runs in reverse to balance the blocks.
+__device__ __forceinline__ uint32_t round_item(uint32_t round, uint32_t block) {
+  return round * gridDim.x + (round % 2 == 0 ? block : gridDim.x - 1 - block);
+}
+
+// Fills `partitions` and returns whether the blocks take equal partitions. Called by all threads.
+__device__ __forceinline__ bool choose_partitions(const AttentionKernelArgs& args,
+                                                  uint32_t tile_count, KeyPartitions* partitions) {
+  const uint32_t item_count = tile_count * args.head_count;
+  if (tile_count == 0 || tile_count > kPartitionTilesMax) return false;
+  if (threadIdx.x < 32) {
+    uint32_t count = 0;
+    if (threadIdx.x < tile_count) {
+      const Item item(args, threadIdx.x * args.head_count);
+      count = item.block_end - item.block_begin;
+    }
+    partitions->before[threadIdx.x + 1] = warp_prefix(count, threadIdx.x);
+    if (threadIdx.x == 0) partitions->before[0] = partitions->most = 0;
+  }
+  __syncthreads();
+  for (uint32_t block = threadIdx.x; block < gridDim.x; block += kBlockThreads) {
+    uint32_t count = 0;
+    for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
+      const uint32_t index = round_item(round, block), tile = index / args.head_count;
+      if (index < item_count) count += partitions->before[tile + 1] - partitions->before[tile];
+    }
+    atomicMax(&partitions->most, count);
+  }
+  __syncthreads();
+  const uint32_t total = partitions->before[tile_count] * args.head_count;
+  const uint32_t count = min(max(total / kPartitionKeysMin, 1u), gridDim.x);
+  if (partitions->most <= total / count + kPartitionGainMin) return false;
+  if (threadIdx.x == 0) {
+    partitions->total = total;
+    partitions->count = count;
+  }
+  __syncthreads();
+  return true;
+}
+
+// The items of this block that are not empty, or its parts of items, in order.
+template <bool kHasPartitions>
 class BlockItems {
  public:
-  __device__ BlockItems(const AttentionKernelArgs& args, uint32_t count)
-      : args_(args), count_(count) {}
+  // `partitions` is null if the block takes whole items.
+  __device__ BlockItems(const AttentionKernelArgs& args, uint32_t count,
+                        const KeyPartitions* partitions)
+      : args_(args), count_(count), partitions_(partitions) {
+    if (kHasPartitions && partitions != nullptr) next_ = partitions->begin(blockIdx.x);
+  }
 
   // Writes the next item; returns whether there is one. Only items of shared pages can be empty.
   // Others are not tested, because the test would wait until their fields are loaded.
   __device__ bool next(Item* item) {
-    while (round_ * gridDim.x < count_) {
-      const uint32_t place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-      const uint32_t index = round_++ * gridDim.x + place;
+    if (kHasPartitions && partitions_ != nullptr) return next_part(item);
+    while (next_ * gridDim.x < count_) {
+      const uint32_t index = round_item(next_++, blockIdx.x);
       if (index >= count_) continue;
       *item = Item(args_, index);
       if (!args_.is_shared || !item->is_empty()) return true;
@@ -162,9 +241,27 @@ class BlockItems {
   }
 
  private:
+  __device__ bool next_part(Item* item) {
+    const uint32_t end = partitions_->begin(blockIdx.x + 1), heads = args_.head_count;
+    if (next_ == end) return false;
+    uint32_t tile = 0;
+    while (next_ >= partitions_->before[tile + 1] * heads) ++tile;
+    const uint32_t count = partitions_->before[tile + 1] - partitions_->before[tile];
+    const uint32_t head = (next_ - partitions_->before[tile] * heads) / count;
+    const uint32_t begin = partitions_->before[tile] * heads + head * count;  // of the whole item
+    *item = Item(args_, tile * heads + head);
+    item->first_part = partitions_->partition_of(begin);
+    item->part_count = partitions_->partition_of(begin + count - 1) + 1 - item->first_part;
+    item->block_begin += next_ - begin;
+    item->block_end = min(item->block_end, item->block_begin + end - next_);
+    next_ += item->block_end - item->block_begin;
+    return true;
+  }
+
   const AttentionKernelArgs& args_;
   const uint32_t count_;
-  uint32_t round_ = 0;
+  const KeyPartitions* const partitions_;
+  uint32_t next_ = 0;  // round, or place within the keys of all items
 };
 
 __device__ __forceinline__ uint32_t panel_offset(uint32_t row, uint32_t chunk) {
@@ -356,13 +453,14 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, co
 
 // The work of the producer warpgroup for all items of the block. It reads keys and values of
 // earlier steps before its dependent wait.
-template <int kLength, KvFormat kFormat>
+template <int kLength, KvFormat kFormat, bool kHasPartitions>
 __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint32_t item_count,
-                                           uint8_t* shared, const Barriers& barriers) {
+                                           const KeyPartitions* partitions, uint8_t* shared,
+                                           const Barriers& barriers) {
   using At = SharedLayout<kLength>;
   const uint32_t base = shared_address(shared);
   StageCounter counter;
-  BlockItems items(args, item_count);
+  BlockItems<kHasPartitions> items(args, item_count, partitions);
   bool has_waited = false;
   const auto wait_for_stored = [&](const Item& item, uint32_t block) {
     if (has_waited || !item.is_stored(block)) return;
@@ -423,9 +521,9 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
 // State for a warp's 16 tokens. Lane 4g + t holds rows g and g + 8 and, of every 8 columns of
 // scores and sums, columns 2t and 2t + 1.
 struct Softmax {
-  float running_max[2];
-  float denominator[2];  // over this lane's keys
-  float factor[2];       // by which the sums so far must be scaled
+  float running_max[2] = {-INFINITY, -INFINITY};
+  float denominator[2] = {0.0f, 0.0f};  // over this lane's keys
+  float factor[2] = {1.0f, 1.0f};       // by which the sums so far must be scaled
 };
 
 // Turns scores into numerators.
@@ -559,10 +657,77 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
   }
 }
 
-// The work of a consumer warpgroup for all items of the block.
+// Stores a consumer warpgroup's partial result of an item. In the last one to do so, replaces it by
+// the sum over all parts, in order, and returns true.
 template <int kLength>
+__device__ __forceinline__ bool join_parts(const AttentionKernelArgs& args, const Item& item,
+                                           uint32_t group, uint32_t* is_last, Softmax* softmax,
+                                           float (&sums)[kLength / 2]) {
+  constexpr uint32_t kVectors = prefill_partial_floats(kLength) / 4;
+  const uint32_t thread = threadIdx.x % kGroupThreads;
+  // A block has at most two parts: number 1 of an item that it begins, and number 0 of one that an
+  // earlier block began. The float4s of the threads of a warpgroup are interleaved.
+  const auto part_at = [&](uint32_t part) {
+    const uint64_t index = (item.first_part + part) * 2 + (part == 0 ? 1 : 0);
+    return args.plan.prefill_partials + (index * 2 + group) * (kVectors * kGroupThreads) + thread;
+  };
+  float4* const own = part_at(blockIdx.x - item.first_part);
+  __stcg(own, make_float4(softmax->running_max[0], softmax->running_max[1], softmax->denominator[0],
+                          softmax->denominator[1]));
+#pragma unroll
+  for (uint32_t i = 0; i < kVectors - 1; ++i)
+    __stcg(own + (i + 1) * kGroupThreads,
+           make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+  __threadfence();
+  named_barrier_sync(kGroupBarrier + group, kGroupThreads);
+  if (thread == 0) {
+    uint32_t* const counter = args.plan.prefill_counters + item.first_part * 2 + group;
+    const bool is_end = atomicAdd(counter, 1) == item.part_count - 1;
+    if (is_end) *counter = 0;
+    *is_last = is_end ? 1 : 0;
+  }
+  named_barrier_sync(kGroupBarrier + group, kGroupThreads);
+  if (*is_last == 0) return false;
+  __threadfence();
+  *softmax = Softmax();
+#pragma unroll
+  for (int i = 0; i < kLength / 2; ++i) sums[i] = 0.0f;
+#pragma unroll 1
+  for (uint32_t part = 0; part < item.part_count; ++part) {
+    const float4* const from = part_at(part);
+    const float4 state = __ldcg(from);
+    float4 values[kVectors - 1];
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors - 1; ++i) values[i] = __ldcg(from + (i + 1) * kGroupThreads);
+    const float maxima[2] = {state.x, state.y}, denominators[2] = {state.z, state.w};
+    float factor[2];  // of the part
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float running_max = fmaxf(softmax->running_max[r], maxima[r]);
+      // A token may see no key of the parts so far.
+      const float base = running_max == -INFINITY ? 0.0f : running_max;
+      softmax->factor[r] = exp2_fast(softmax->running_max[r] - base);
+      factor[r] = exp2_fast(maxima[r] - base);
+      softmax->running_max[r] = running_max;
+      softmax->denominator[r] =
+          softmax->denominator[r] * softmax->factor[r] + denominators[r] * factor[r];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors - 1; ++i) {
+      sums[4 * i] = sums[4 * i] * softmax->factor[0] + values[i].x * factor[0];
+      sums[4 * i + 1] = sums[4 * i + 1] * softmax->factor[0] + values[i].y * factor[0];
+      sums[4 * i + 2] = sums[4 * i + 2] * softmax->factor[1] + values[i].z * factor[1];
+      sums[4 * i + 3] = sums[4 * i + 3] * softmax->factor[1] + values[i].w * factor[1];
+    }
+  }
+  return true;
+}
+
+// The work of a consumer warpgroup for all items of the block.
+template <int kLength, bool kHasPartitions>
 __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, uint32_t item_count,
-                                              uint8_t* shared, const Barriers& barriers) {
+                                              KeyPartitions* partitions, uint8_t* shared,
+                                              const Barriers& barriers) {
   using At = SharedLayout<kLength>;
   const uint32_t base = shared_address(shared);
   const uint32_t lane = threadIdx.x % 32;
@@ -590,7 +755,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
   };
 
   StageCounter key_counter, value_counter;
-  BlockItems items(args, item_count);
+  BlockItems<kHasPartitions> items(args, item_count, partitions);
   Item item, next;
   bool has_item = items.next(&item);
   dependent_wait();  // for the queries, also in a block without items
@@ -604,7 +769,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     float scores[64];
     float sums[kLength / 2];
     uint32_t numerators[8][4];
-    Softmax softmax{{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {1.0f, 1.0f}};
+    Softmax softmax;
 #pragma unroll
     for (int i = 0; i < kLength / 2; ++i) sums[i] = 0.0f;
 
@@ -658,7 +823,9 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     accumulator_fence(sums);
     release(barriers.values_empty(value_counter.stage()));
     ++value_counter.count;
-    write_results<kLength>(args, item, first_row, lane, softmax, sums);
+    if (!kHasPartitions || item.part_count == 1 ||
+        join_parts<kLength>(args, item, group, partitions->is_last + group, &softmax, sums))
+      write_results<kLength>(args, item, first_row, lane, softmax, sums);
     item = next;
     // All threads are done with the queries before one overwrites them.
     named_barrier_sync(kGroupBarrier + group, kGroupThreads);
@@ -668,7 +835,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
 
 #endif  // WCUDA_HAS_WARPGROUPS
 
-template <int kLength, KvFormat kFormat>
+template <int kLength, KvFormat kFormat, bool kHasPartitions>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     attention_warpgroup_kernel(const __grid_constant__ AttentionKernelArgs args) {
 #if WCUDA_HAS_WARPGROUPS
@@ -690,15 +857,22 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   __syncthreads();
   // attention_plan has ended: it does not trigger early. Reads of data that it or earlier kernels
   // wrote bypass L1.
-  const uint32_t item_count = args.is_shared ? __ldcg(args.plan.shared_tile_count) *
-                                                   args.pages.head_count * args.plan.shared_splits
-                                             : __ldcg(args.plan.tile_count) * args.head_count;
+  const uint32_t tile_count =
+      __ldcg(args.is_shared ? args.plan.shared_tile_count : args.plan.tile_count);
+  const uint32_t item_count =
+      tile_count *
+      (args.is_shared ? args.pages.head_count * args.plan.shared_splits : args.head_count);
+  KeyPartitions* partitions = nullptr;
+  if constexpr (kHasPartitions) {
+    __shared__ KeyPartitions key_partitions;
+    if (choose_partitions(args, tile_count, &key_partitions)) partitions = &key_partitions;
+  }
   if (threadIdx.x < kLoadThreads) {
     registers_release<kLoadRegisters>();
-    load_items<kLength, kFormat>(args, item_count, shared, barriers);
+    load_items<kLength, kFormat, kHasPartitions>(args, item_count, partitions, shared, barriers);
   } else {
     registers_acquire<kWorkRegisters>();
-    work_on_items<kLength>(args, item_count, shared, barriers);
+    work_on_items<kLength, kHasPartitions>(args, item_count, partitions, shared, barriers);
   }
 #endif
 }
@@ -708,16 +882,18 @@ struct Instance {
   uint32_t (*bytes)(uint32_t row_bytes);
 };
 
+template <bool kHasPartitions>
 struct Instances {
   static constexpr int kLengthMax = 128;
   template <int kLength, KvFormat kFormat>
   static Instance version() {
-    return {attention_warpgroup_kernel<kLength, kFormat>, shared_bytes<kLength, kFormat>};
+    return {attention_warpgroup_kernel < kLength, kFormat,
+            kHasPartitions && prefill_has_partitions(kLength) >, shared_bytes<kLength, kFormat>};
   }
 };
 
 bool has_instance(uint32_t head_length) {
-  static_assert(kPrefillWarpgroupHeadMax == Instances::kLengthMax);
+  static_assert(kPrefillWarpgroupHeadMax == Instances<false>::kLengthMax);
   return prefill_has_warpgroup(head_length, 90);
 }
 
@@ -729,7 +905,7 @@ bool has_warpgroup_code() {
   static const bool has = [] {
     cudaFuncAttributes attributes{};
     const cudaError_t status =
-        cudaFuncGetAttributes(&attributes, attention_warpgroup_kernel<128, KvFormat::kF16>);
+        cudaFuncGetAttributes(&attributes, attention_warpgroup_kernel<128, KvFormat::kF16, false>);
     constexpr int kEmptyRegistersMax = 64;
     return status == cudaSuccess && attributes.numRegs > kEmptyRegistersMax;
   }();
@@ -738,9 +914,14 @@ bool has_warpgroup_code() {
 
 cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_length) {
   if (!has_instance(head_length)) return cudaSuccess;
-  const Instance instance = find_version<Instances>(format, head_length);
-  return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(instance.bytes(kv_row_bytes(format, head_length))));
+  for (const Instance& instance : {find_version<Instances<false>>(format, head_length),
+                                   find_version<Instances<true>>(format, head_length)}) {
+    const int bytes = static_cast<int>(instance.bytes(kv_row_bytes(format, head_length)));
+    if (const cudaError_t status = cudaFuncSetAttribute(
+            instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+      return status;
+  }
+  return cudaSuccess;
 }
 
 bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch) {
@@ -749,9 +930,17 @@ bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch)
 
 cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch) {
   const uint32_t tiles = prefill_tiles_max(args.step.token_count, args.step.row_count);
-  const Instance instance = find_version<Instances>(args.pages.format, args.pages.head_length);
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
-  const uint32_t items = args.is_shared ? sm_count : tiles * args.head_count;
+  // Steps of long prompts have enough items, of which each block takes several.
+  const uint32_t least_items =
+      divide_up(args.step.token_count, kPrefillTileTokens) * args.head_count;
+  const bool has_partitions = !args.is_shared && args.plan.prefill_partials != nullptr &&
+                              least_items <= kPartitionRoundsMax * sm_count;
+  const Instance instance =
+      has_partitions ? find_version<Instances<true>>(args.pages.format, args.pages.head_length)
+                     : find_version<Instances<false>>(args.pages.format, args.pages.head_length);
+  const uint32_t items =
+      args.is_shared ? sm_count : tiles * args.head_count * (has_partitions ? kItemBlocksMax : 1);
   return launch_kernel(launch, dim3(items < sm_count ? items : sm_count), dim3(kBlockThreads),
                        instance.bytes(args.pages.row_bytes), 0, instance.kernel, args);
 }

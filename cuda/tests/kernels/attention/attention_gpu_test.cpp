@@ -231,6 +231,17 @@ TEST(GpuAttentionPrefill, many_tiles_equal_the_naive_version) {
       for (bool is_portable : {false, true}) check(type, c, shapes, false, is_portable);
 }
 
+// Few tiles with many keys. With fewer multiprocessors a block has parts of several items.
+TEST(GpuAttentionPrefill, items_that_several_blocks_share_equal_the_naive_version) {
+  for (const Shapes& shapes :
+       {Shapes{{100, 2500}}, Shapes{{130, 1500}, {1, 700}, {37, 1000}, {2, 1}}})
+    for (KvType type : kKvTypes)
+      for (const Case& c :
+           {Case{8, 2, 128, 0}, Case{8, 2, 128, 900}, Case{3, 1, 64, 0}, Case{2, 2, 96, 0}})
+        if (has_rows(type, c.head_length))
+          for (const int32_t sm_count : {0, 5}) check(type, c, shapes, false, false, sm_count);
+}
+
 TEST(GpuAttentionPrefill, rows_of_one_token_and_of_more_mix) {
   const Shapes shapes = {{1, 200}, {37, 0}, {1, 0}, {20, 50}, {66, 63}, {1, 777}};
   for (KvType type : kKvTypes)
@@ -239,7 +250,7 @@ TEST(GpuAttentionPrefill, rows_of_one_token_and_of_more_mix) {
 }
 
 TEST(GpuAttention, softcap_and_sinks_equal_the_naive_version) {
-  const Shapes shapes = {{1, 200}, {70, 90}, {1, 2000}, {1, 0}};
+  const Shapes shapes = {{1, 200}, {70, 1490}, {1, 2000}, {1, 0}};
   const Case c{8, 2, 128, 0};
   constexpr float kSoftcap = 3.0f, kScale = 0.2f;
   Random random(9);
@@ -355,8 +366,10 @@ TEST(GpuAttentionOperand, of_prompts_and_mixed_steps) {
   if (!kernels::attention_prefill_has_warpgroup(128, testing::device_launch()))
     GTEST_SKIP() << "needs code for sm_90a";
   const Shapes rows = {{1, 200}, {37, 0}, {1, 0}, {20, 50}, {166, 63}, {1, 777}};
-  for (const Case& c : {Case{8, 2, 128, 0}, Case{6, 3, 64, 90}, Case{4, 4, 96, 0}})
+  for (const Case& c : {Case{8, 2, 128, 0}, Case{6, 3, 64, 90}, Case{4, 4, 96, 0}}) {
     check_operand(c, rows);
+    check_operand(c, {{1, 200}, {166, 2063}});  // several blocks share an item
+  }
 }
 
 TEST(GpuAttentionOperand, of_rows_that_share_pages) {
@@ -465,7 +478,7 @@ TEST(GpuAttention, a_row_has_the_same_bits_alone_when_results_may_not_depend_on_
 }
 
 TEST(GpuAttention, the_same_step_gives_the_same_bits_again) {
-  const Shapes shapes = {{1, 700}, {40, 90}, {1, 3000}, {1, 0}, {300, 0}, {1, 7000}};
+  const Shapes shapes = {{1, 700}, {40, 2090}, {1, 3000}, {1, 0}, {300, 0}, {1, 7000}};
   const Case c{8, 2, 128, 0};
   Random random(4);
   Step step(shapes, pages_of(shapes), 64, random);

@@ -23,6 +23,8 @@ struct Sizes {
   uint64_t counters;
   uint64_t partial_floats;  // of all parts
   uint64_t shared_heads;    // rows, splits and query heads of shared prefixes; 0: none
+  uint64_t prefill_partials;
+  uint32_t prefill_counters;
 };
 
 Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
@@ -35,8 +37,13 @@ Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
   if (!limits.batch_invariant) {
     sizes.counters = sizes.max_blocks;
     sizes.partial_floats = 2 * uint64_t{sizes.max_blocks} * floats;
-    if (kernels::prefill_has_warpgroup(limits.head_length, 90))
+    if (kernels::prefill_has_warpgroup(limits.head_length, 90)) {
       sizes.shared_heads = uint64_t{kernels::kSharedPartialRows} * limits.head_count;
+      if (kernels::prefill_has_partitions(limits.head_length)) {
+        sizes.prefill_partials = kernels::prefill_partials_count(sm_count);
+        sizes.prefill_counters = kernels::prefill_counter_count(sm_count);
+      }
+    }
     return sizes;
   }
   const uint32_t pages = (limits.max_sequence_tokens + kPageTokens - 1) / kPageTokens;
@@ -70,6 +77,10 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Arena* ar
   plan.shared_tiles = arena->take<kernels::SharedTile>(kernels::kSharedPartialRows);
   plan.shared_results = arena->take<float>(sizes.shared_heads * limits.head_length);
   plan.shared_weights = arena->take<float>(sizes.shared_heads);
+  if (sizes.prefill_partials != 0) {
+    plan.prefill_partials = arena->take<float4>(sizes.prefill_partials);
+    plan.prefill_counters = arena->take<uint32_t>(sizes.prefill_counters);
+  }
   return plan;
 }
 
@@ -107,7 +118,7 @@ cudaError_t CudaAttention::prepare(const Limits& limits, void* scratch,
     if (status != cudaSuccess) return status;
   }
   return kernels::attention_plan_clear(memory_, static_cast<uint32_t>(sizes.counters),
-                                       launch.stream);
+                                       sizes.prefill_counters, launch.stream);
 }
 
 kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& pool,
