@@ -6,23 +6,26 @@
 // If whole items would keep some blocks busy much longer than others, each block takes an equal run
 // of the keys of all items instead. An item that several blocks share is finished by the last of
 // them, which adds their partial results in order. A producer warpgroup loads 128 keys and 128
-// values at a time into two stages each in shared memory; q8_0 and e4m3 are copied raw and
-// converted to f16 there. Two consumer warpgroups read the queries of 64 tokens each and compute
-// their results. For head lengths above 64 they take turns: while the tensor cores compute scores
-// and sums for one, the ALUs convert the scores of the other to numerators. A token's result
-// depends only on its own query, position and pages; of a shared item it also depends on where the
-// partitions end, so there are none with batch invariance. In shared memory, a panel has 64
-// elements (128 bytes) of each row r; its 16-byte chunk c is in place c ^ (r % 8).
+// values at a time into two stages each in shared memory: f16 by tensor maps, or by cp.async where
+// some keys of a block may not be read; q8_0 and e4m3 are copied raw and converted to f16 there.
+// Two consumer warpgroups read the queries of 64 tokens each and compute their results. For head
+// lengths above 64 they take turns: while the tensor cores compute scores and sums for one, the
+// ALUs convert the scores of the other to numerators. A token's result depends only on its own
+// query, position and pages; of a shared item it also depends on where the partitions end, so there
+// are none with batch invariance. In shared memory, a panel has 64 elements (128 bytes) of each row
+// r; its 16-byte chunk c is in place c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
 #include "kernels/attention/attention_tile.cuh"
+#include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/code.h"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/named_barrier.cuh"
 #include "kernels/ptx/pipeline.cuh"
+#include "kernels/ptx/tensor_map.h"
 #include "kernels/ptx/wgmma.cuh"
 #include "kernels/shared/warp_prefix.cuh"
 
@@ -310,6 +313,27 @@ __device__ __forceinline__ void copy_block(const AttentionKernelArgs& args, cons
   }
 }
 
+// Copies a block whose rows may all be read, by one thread. `map` describes the layer's rows; the
+// block's two pages are given.
+template <int kLength>
+__device__ __forceinline__ void copy_whole_block(const AttentionKernelArgs& args,
+                                                 const CUtensorMap& map, const Item& item,
+                                                 const uint32_t (&pages)[2], bool is_value,
+                                                 uint32_t target, uint32_t barrier) {
+  static_assert(kPanelBytes == 2 * kPagePositions * 128);
+  fence_proxy_async();  // the stage may have been written by the other way of copying
+  mbarrier_expect_tx(barrier, SharedLayout<kLength>::kBytes);
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t plane = pages[i] * 2 + (is_value ? 1 : 0);
+    const uint32_t row = (plane * args.pages.head_count + item.kv_head) * kPagePositions;
+#pragma unroll
+    for (uint32_t panel = 0; panel < kLength / kBoxElements; ++panel)
+      tensor_copy(target + panel * kPanelBytes + i * (kPanelBytes / 2), map, panel * kBoxElements,
+                  row, barrier);
+  }
+}
+
 __device__ __forceinline__ void copy_raw_block(const AttentionKernelArgs& args, const Item& item,
                                                uint32_t block, bool is_value, uint32_t target) {
   const BlockRows rows(args, item, block, is_value);
@@ -454,9 +478,9 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, co
 // The work of the producer warpgroup for all items of the block. It reads keys and values of
 // earlier steps before its dependent wait.
 template <int kLength, KvFormat kFormat, bool kHasPartitions>
-__device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint32_t item_count,
-                                           const KeyPartitions* partitions, uint8_t* shared,
-                                           const Barriers& barriers) {
+__device__ __forceinline__ void load_items(const AttentionKernelArgs& args, const CUtensorMap& map,
+                                           uint32_t item_count, const KeyPartitions* partitions,
+                                           uint8_t* shared, const Barriers& barriers) {
   using At = SharedLayout<kLength>;
   const uint32_t base = shared_address(shared);
   StageCounter counter;
@@ -474,6 +498,18 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
       copy_async_commit();
     }
     for (uint32_t block = item.block_begin; block < item.block_end; ++block, ++counter.count) {
+      bool is_whole = false;
+      uint32_t pages[2] = {};
+      if constexpr (kFormat == KvFormat::kF16) {
+        const RowRange valid = item.valid(block);
+        is_whole = valid.begin == 0 && valid.end == kBlockKeys && args.pages.head_length == kLength;
+        if (is_whole && threadIdx.x == 0) {
+          const uint32_t* const table =
+              args.step.page_tables + uint64_t{item.row} * args.step.page_table_stride;
+          pages[0] = __ldcg(table + block * 2);
+          pages[1] = __ldcg(table + block * 2 + 1);
+        }
+      }
 #pragma unroll
       for (uint32_t is_value = 0; is_value < 2; ++is_value) {
         const uint32_t stage = counter.stage();
@@ -483,8 +519,14 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
         if constexpr (kFormat == KvFormat::kF16) {
           wait_for_stored(item, block);
           mbarrier_wait(empty, counter.parity() ^ 1);
-          copy_block<kLength>(args, item, block, is_value, base + place);
-          mbarrier_arrive_after_copies(full);
+          if (!is_whole) {
+            copy_block<kLength>(args, item, block, is_value, base + place);
+            mbarrier_arrive_after_copies(full);
+          } else if (threadIdx.x == 0) {
+            copy_whole_block<kLength>(args, map, item, pages, is_value, base + place, full);
+          } else {
+            mbarrier_arrive(full);
+          }
         } else {
           const uint32_t row_bytes = args.pages.row_bytes;
           const uint32_t raw_bytes = kBlockKeys * row_bytes;
@@ -837,7 +879,8 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
 
 template <int kLength, KvFormat kFormat, bool kHasPartitions>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    attention_warpgroup_kernel(const __grid_constant__ AttentionKernelArgs args) {
+    attention_warpgroup_kernel(const __grid_constant__ AttentionKernelArgs args,
+                               const __grid_constant__ CUtensorMap map) {
 #if WCUDA_HAS_WARPGROUPS
   extern __shared__ uint8_t unaligned[];
   uint8_t* const shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
@@ -869,7 +912,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   if (threadIdx.x < kLoadThreads) {
     registers_release<kLoadRegisters>();
-    load_items<kLength, kFormat, kHasPartitions>(args, item_count, partitions, shared, barriers);
+    load_items<kLength, kFormat, kHasPartitions>(args, map, item_count, partitions, shared,
+                                                 barriers);
   } else {
     registers_acquire<kWorkRegisters>();
     work_on_items<kLength, kHasPartitions>(args, item_count, partitions, shared, barriers);
@@ -878,7 +922,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 }
 
 struct Instance {
-  void (*kernel)(AttentionKernelArgs);
+  void (*kernel)(AttentionKernelArgs, CUtensorMap);
   uint32_t (*bytes)(uint32_t row_bytes);
 };
 
@@ -941,8 +985,17 @@ cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const L
                      : find_version<Instances<false>>(args.pages.format, args.pages.head_length);
   const uint32_t items =
       args.is_shared ? sm_count : tiles * args.head_count * (has_partitions ? kItemBlocksMax : 1);
+  CUtensorMap map = {};  // of the layer's rows
+  if (args.pages.format == KvFormat::kF16 && args.pages.head_length % kBoxElements == 0) {
+    const uint64_t rows =
+        uint64_t{args.pages.page_count} * 2 * args.pages.head_count * kPagePositions;
+    const cudaError_t status =
+        make_tensor_map(args.pages.data + args.layer * rows * args.pages.row_bytes, rows,
+                        args.pages.head_length, kPagePositions, &map);
+    if (status != cudaSuccess) return status;
+  }
   return launch_kernel(launch, dim3(items < sm_count ? items : sm_count), dim3(kBlockThreads),
-                       instance.bytes(args.pages.row_bytes), 0, instance.kernel, args);
+                       instance.bytes(args.pages.row_bytes), 0, instance.kernel, args, map);
 }
 
 cudaError_t attention_shared(const AttentionKernelArgs& args, const Launch& launch) {

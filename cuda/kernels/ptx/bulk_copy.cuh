@@ -5,6 +5,7 @@
 // 16. Compute capability 9.0 and later; only for .cu files.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -40,6 +41,17 @@ __device__ __forceinline__ void bulk_copy_multicast(uint32_t target, const void*
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
       "[%1], %2, [%3], %4;" ::"r"(target),
       "l"(source), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(ranks))
+      : "memory");
+}
+
+// Copies the box at (element, row) of the matrix that a tensor map describes (tensor_map.h). The
+// map is a __grid_constant__ parameter; the target is aligned to 1024 bytes.
+__device__ __forceinline__ void tensor_copy(uint32_t target, const CUtensorMap& map,
+                                            uint32_t element, uint32_t row, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3}], [%4];" ::"r"(target),
+      "l"(&map), "r"(element), "r"(row), "r"(barrier)
       : "memory");
 }
 
