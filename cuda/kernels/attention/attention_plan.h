@@ -90,7 +90,7 @@ struct AttentionPlan {
   float* shared_results = nullptr;
   float* shared_weights = nullptr;
   uint32_t cluster_blocks = 0;  // of a group; 0: groups are no clusters
-  // Prefill items that several blocks share: partial results (blocks, 2, warpgroups, vectors,
+  // Prefill items that are divided between blocks: partial results (blocks, 2, warpgroups, vectors,
   // threads), and counters (blocks, warpgroups), which are zero between launches. May be null:
   // then each block takes whole items.
   float4* prefill_partials = nullptr;

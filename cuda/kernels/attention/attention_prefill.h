@@ -18,9 +18,11 @@ constexpr bool prefill_has_partitions(uint32_t head_length) { return head_length
 WCUDA_HOST_DEVICE constexpr uint32_t prefill_partial_floats(uint32_t padded_length) {
   return padded_length / 2 + 4;
 }
+constexpr uint32_t kPrefillConsumerThreads = 256;  // of a block
 constexpr uint64_t prefill_partials_count(uint32_t sm_count) {
-  constexpr uint64_t kThreads = 256, kParts = 2;  // of a block
-  return sm_count * kParts * kThreads * prefill_partial_floats(kPrefillWarpgroupHeadMax) / 4;
+  constexpr uint64_t kParts = 2;  // of a block, at most
+  return sm_count * kParts * kPrefillConsumerThreads *
+         prefill_partial_floats(kPrefillWarpgroupHeadMax) / 4;
 }
 constexpr uint32_t prefill_counter_count(uint32_t sm_count) { return sm_count * 2; }
 

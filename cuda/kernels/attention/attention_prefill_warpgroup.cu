@@ -4,16 +4,16 @@
 //
 // The kernel is persistent: in each round a block takes one item, a (tile, head) pair (BlockItems).
 // If whole items would keep some blocks busy much longer than others, each block takes an equal run
-// of the keys of all items instead. An item that several blocks share is finished by the last of
-// them, which adds their partial results in order. A producer warpgroup loads 128 keys and 128
-// values at a time into two stages each in shared memory: f16 by tensor maps, or by cp.async where
-// some keys of a block may not be read; q8_0 and e4m3 are copied raw and converted to f16 there.
-// Two consumer warpgroups read the queries of 64 tokens each and compute their results. For head
-// lengths above 64 they take turns: while the tensor cores compute scores and sums for one, the
-// ALUs convert the scores of the other to numerators. A token's result depends only on its own
-// query, position and pages; of a shared item it also depends on where the partitions end, so there
-// are none with batch invariance. In shared memory, a panel has 64 elements (128 bytes) of each row
-// r; its 16-byte chunk c is in place c ^ (r % 8).
+// of the keys of all items instead. An item that is divided is finished by the last of its
+// blocks, which adds their partial results in order. A producer warpgroup loads 128 keys and 128
+// values at a time into two stages each in shared memory: f16 by tensor maps, or by cp.async for
+// head lengths other than 64 and 128 and where some keys of a block may not be read; q8_0 and e4m3
+// are copied raw and converted to f16 there. Two consumer warpgroups read the queries of 64 tokens
+// each and compute their results. For head lengths above 64 they take turns: while the tensor cores
+// compute scores and sums for one, the ALUs convert the scores of the other to numerators. A
+// token's result depends only on its own query, position and pages; of a divided item it also
+// depends on where the partitions end, so there are none with batch invariance. In shared memory, a
+// panel has 64 elements (128 bytes) of each row r; its 16-byte chunk c is in place c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
@@ -46,9 +46,10 @@ constexpr uint32_t kStages = 2;
 // many tiles and rounds of whole items. A partition has at least so many blocks of keys, and
 // partitions must shorten the longest work of a block of the grid by more, which is what joining
 // costs.
-constexpr uint32_t kPartitionTilesMax = 32, kPartitionRoundsMax = 2;
+[[maybe_unused]] constexpr uint32_t kPartitionTilesMax = 32;
+constexpr uint32_t kPartitionRoundsMax = 2;
 [[maybe_unused]] constexpr uint32_t kPartitionKeysMin = 4, kPartitionGainMin = 3;
-constexpr uint32_t kItemBlocksMax = 4;  // of the grid for an item, if there are few items
+constexpr uint32_t kItemBlocks = 4;  // launched for each possible item, if there are few
 
 constexpr uint32_t kPanelBytes = 128 * 128;  // 128 rows of 64 elements
 
@@ -706,6 +707,7 @@ __device__ __forceinline__ bool join_parts(const AttentionKernelArgs& args, cons
                                            uint32_t group, uint32_t* is_last, Softmax* softmax,
                                            float (&sums)[kLength / 2]) {
   constexpr uint32_t kVectors = prefill_partial_floats(kLength) / 4;
+  static_assert(kPrefillConsumerThreads == 2 * kGroupThreads);
   const uint32_t thread = threadIdx.x % kGroupThreads;
   // A block has at most two parts: number 1 of an item that it begins, and number 0 of one that an
   // earlier block began. The float4s of the threads of a warpgroup are interleaved.
@@ -984,7 +986,7 @@ cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const L
       has_partitions ? find_version<Instances<true>>(args.pages.format, args.pages.head_length)
                      : find_version<Instances<false>>(args.pages.format, args.pages.head_length);
   const uint32_t items =
-      args.is_shared ? sm_count : tiles * args.head_count * (has_partitions ? kItemBlocksMax : 1);
+      args.is_shared ? sm_count : tiles * args.head_count * (has_partitions ? kItemBlocks : 1);
   CUtensorMap map = {};  // of the layer's rows
   if (args.pages.format == KvFormat::kF16 && args.pages.head_length % kBoxElements == 0) {
     const uint64_t rows =

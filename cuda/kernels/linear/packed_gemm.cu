@@ -110,7 +110,8 @@ GemmPlan plan_group(const Group& group, const LinearArgs& args, bool is_invarian
   std::copy_n(group.params.rows, kLinearMatricesMax, layer.rows);
   layer.is_gate = is_gate(args.epilogue);
   layer.matrix_count = layer.is_gate ? 1 : group.params.matrix_count;
-  layer.has_shorts = layer.matrix_count == 1 && group.kernel->type == group.kernel->second_type;
+  layer.may_have_short_pairs =
+      layer.matrix_count == 1 && group.kernel->type == group.kernel->second_type;
   layer.k_tile_bytes = group.kernel->k_tile_bytes;
   layer.sm_count = static_cast<uint32_t>(launch.sm_count);
   if (is_invariant)

@@ -41,7 +41,8 @@
 // 8 * (k / 4) + 2t + k % 2.
 //
 // Bytes moved: packed tiles once for each tile of tokens (from DRAM once, then from L2);
-// activations once for each 256 rows; at most two partial sums of 4 * 128 * kN bytes per CTA.
+// activations once for each 256 rows (192 of a short pair); at most two partial sums of 4 * 128 *
+// kN bytes per CTA.
 #pragma once
 
 #include <type_traits>

@@ -31,46 +31,51 @@ uint64_t cost_of(const GemmCosts& costs, uint32_t iterations, uint32_t k_tiles, 
   return cost + cost / 32 + costs.join + uint64_t{partials} * costs.partial;
 }
 
-// Pairs of whole tiles, of which those after the first full_pairs are short.
+// A division into pairs of tiles. Those after the first full_pairs are short.
 struct ShortPairs {
   uint32_t full_pairs, pairs, clusters;
 };
 
 // Divides row_blocks, the rows of a warpgroup each, so that a cluster has at most `run` pairs of
-// tiles, of which the last `shorts` are short. Returns no clusters if there are too few.
-ShortPairs divide_with_shorts(uint32_t row_blocks, uint32_t token_tiles, uint32_t run,
-                              uint32_t shorts, uint32_t clusters_max) {
+// tiles, of which the last `short_pairs` are short. Returns no clusters if there are too few.
+ShortPairs divide_with_short_pairs(uint32_t row_blocks, uint32_t token_tiles, uint32_t run,
+                                   uint32_t short_pairs, uint32_t clusters_max) {
   ShortPairs division;
-  division.clusters = divide_up(row_blocks * token_tiles, 4 * run - shorts);
+  division.clusters = divide_up(row_blocks * token_tiles, 4 * run - short_pairs);
   for (; division.clusters <= clusters_max; ++division.clusters) {
     division.full_pairs =
-        std::min((run - shorts) * division.clusters / token_tiles, row_blocks / 4);
+        std::min((run - short_pairs) * division.clusters / token_tiles, row_blocks / 4);
     division.pairs = division.full_pairs + divide_up(row_blocks - division.full_pairs * 4, 3);
-    if (division.pairs * token_tiles <= run * division.clusters) return division;
+    // The kernel places the first tiles of so many clusters, then their second ones, and so on.
+    const uint32_t tiles = division.pairs * token_tiles, runs = divide_up(tiles, run);
+    if (runs <= division.clusters &&
+        division.full_pairs * token_tiles <= (run - short_pairs) * runs)
+      return division;
   }
   return {};
 }
 
 // Calls consider(cost, plan) for divisions with one to three short pairs of tiles per cluster.
 template <class Consider>
-void consider_shorts(const GemmLayer& layer, const GemmCosts& costs, GemmPlan plan,
-                     const Consider& consider) {
+void consider_short_pairs(const GemmLayer& layer, const GemmCosts& costs, GemmPlan plan,
+                          const Consider& consider) {
   const uint32_t block_rows = layer.is_gate ? kGemmGroupRows / 2 : kGemmGroupRows;
   const uint32_t row_blocks = divide_up(layer.rows[0], block_rows);
   const uint32_t token_tiles = divide_up(layer.tokens, plan.tile_tokens);
   const uint32_t clusters_max = std::max(layer.sm_count / kGemmCluster, 1u);
   const uint32_t least = divide_up(row_blocks * token_tiles, clusters_max);
-  for (uint32_t shorts = 1; shorts <= 3; ++shorts) {
-    const uint32_t run = std::max(shorts, divide_up(least + shorts, 4));
+  for (uint32_t short_pairs = 1; short_pairs <= 3; ++short_pairs) {
+    const uint32_t run = std::max(short_pairs, divide_up(least + short_pairs, 4));
     if (run > kGemmShortRunMax) continue;
     const ShortPairs division =
-        divide_with_shorts(row_blocks, token_tiles, run, shorts, clusters_max);
+        divide_with_short_pairs(row_blocks, token_tiles, run, short_pairs, clusters_max);
     if (division.clusters == 0) continue;
     plan.full_pairs = division.full_pairs;
     plan.clusters = division.clusters;
     plan.iteration_count = division.pairs * token_tiles * layer.k_tiles;
     plan.tile_pieces = 1;
-    const uint32_t products = (run - shorts) * costs.iteration + shorts * costs.short_iteration;
+    const uint32_t products =
+        (run - short_pairs) * costs.iteration + short_pairs * costs.short_iteration;
     consider(uint64_t{products} * layer.k_tiles + uint64_t{run} * costs.finish, plan);
   }
 }
@@ -147,8 +152,8 @@ GemmPlan plan_gemm(const GemmLayer& layer) {
     for (other.clusters = most; other.clusters > 0; --other.clusters)
       if (other.clusters == most || is_even(iterations, layer.k_tiles, other.clusters))
         consider(cost_of(costs, iterations, layer.k_tiles, other.clusters), other);
-    if (layer.has_shorts && tile_tokens == kGemmShortTokens)
-      consider_shorts(layer, costs, other, consider);
+    if (layer.may_have_short_pairs && tile_tokens == kGemmShortTokens)
+      consider_short_pairs(layer, costs, other, consider);
   }
   return plan;
 }

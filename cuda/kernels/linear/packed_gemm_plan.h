@@ -11,7 +11,8 @@ struct GemmLayer {
   uint32_t rows[3] = {};      // of each matrix
   uint32_t matrix_count = 0;  // gate and up count as one
   bool is_gate = false;
-  bool has_shorts = false;    // whether pairs of tiles may be short (one matrix, or gate and up)
+  // Whether pairs of tiles may be short: with one matrix, or gate and up.
+  bool may_have_short_pairs = false;
   uint32_t k_tile_bytes = 0;  // of 16 rows; if there are two types, the larger
   uint32_t sm_count = 0;
   // Partitions of K, summed separately and then added in order; 0: the fastest choice.

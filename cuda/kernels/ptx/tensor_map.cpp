@@ -11,8 +11,10 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
   cudaDriverEntryPointQueryResult result{};
   const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
                                                               kVersion, cudaEnableDefault, &result);
-  if (status != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  if (status == cudaSuccess && result == cudaDriverEntryPointSuccess)
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  (void)cudaGetLastError();  // the caller reports the failure
+  return nullptr;
 }
 
 }  // namespace

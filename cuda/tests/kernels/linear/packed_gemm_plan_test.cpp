@@ -91,7 +91,7 @@ TEST(PackedGemmPlan, short_pairs_of_tiles_fill_the_last_round) {
         Expected{300, 512, 3000, true, 64, 0, 32}, Expected{1100, 256, 4096, true, 65, 13, 26}}) {
     SCOPED_TRACE(std::to_string(e.tokens) + " tokens, " + std::to_string(e.rows) + " rows");
     GemmLayer layer = layer_of(e.tokens, e.cols, {e.rows}, e.is_gate);
-    layer.has_shorts = true;
+    layer.may_have_short_pairs = true;
     const GemmPlan plan = plan_gemm(layer);
     EXPECT_EQ(plan.clusters, e.clusters);
     EXPECT_EQ(plan.full_pairs, e.full_pairs);
@@ -109,7 +109,7 @@ TEST(PackedGemmPlan, any_layer_with_short_pairs_is_covered) {
     for (uint32_t rows = 40; rows < 6000; rows += 77)
       for (const uint32_t sm_count : {4u, 50u, 132u}) {
         GemmLayer layer = layer_of(tokens, 1024, {rows});
-        layer.has_shorts = true;
+        layer.may_have_short_pairs = true;
         layer.sm_count = sm_count;
         const GemmPlan plan = plan_gemm(layer);
         ASSERT_LE(plan.clusters, sm_count / 2);
@@ -118,6 +118,17 @@ TEST(PackedGemmPlan, any_layer_with_short_pairs_is_covered) {
         const uint32_t pairs = plan.iteration_count / layer.k_tiles / token_tiles;
         ASSERT_EQ(plan.iteration_count, pairs * token_tiles * layer.k_tiles);
         ASSERT_GE(4 * plan.full_pairs + 3 * (pairs - plan.full_pairs), (rows + 63) / 64);
+        // Each cluster with the longest run of tiles has a short pair.
+        const uint32_t tiles = pairs * token_tiles,
+                       run = (tiles + plan.clusters - 1) / plan.clusters;
+        uint32_t most = 0;
+        for (uint32_t c = 0; c < plan.clusters; ++c) {
+          uint32_t blocks = 0;
+          for (uint32_t t = tiles * c / plan.clusters; t < tiles * (c + 1) / plan.clusters; ++t)
+            blocks += gemm_tile_place(tiles, run, t) / token_tiles < plan.full_pairs ? 4 : 3;
+          most = std::max(most, blocks);
+        }
+        ASSERT_LT(most, 4 * run) << rows << " " << tokens;
       }
 }
 

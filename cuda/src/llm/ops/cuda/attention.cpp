@@ -39,6 +39,7 @@ Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
     sizes.partial_floats = 2 * uint64_t{sizes.max_blocks} * floats;
     if (kernels::prefill_has_warpgroup(limits.head_length, 90)) {
       sizes.shared_heads = uint64_t{kernels::kSharedPartialRows} * limits.head_count;
+      // Also on devices that do not use them: the capability is not among the limits.
       if (kernels::prefill_has_partitions(limits.head_length)) {
         sizes.prefill_partials = kernels::prefill_partials_count(sm_count);
         sizes.prefill_counters = kernels::prefill_counter_count(sm_count);
