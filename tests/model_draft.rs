@@ -481,7 +481,7 @@ fn a_service_gives_each_text_a_draft_sequence_as_long_as_it_runs() {
         .collect();
     let options = options().max_sequences(2);
     let draft = ModelDraft::new(&model, &model, &options).unwrap();
-    let (open_gate, gate) = mpsc::channel();
+    let (open_gate, gate) = mpsc::channel::<()>();
     let gate = Arc::new(Mutex::new(Some(gate)));
     let source = draft.clone();
     let drafting = Drafting::new(4, move || {
@@ -506,7 +506,8 @@ fn a_service_gives_each_text_a_draft_sequence_as_long_as_it_runs() {
         }
     }
     cancelled.cancel();
-    open_gate.send(()).unwrap();
+    // Whether the text waits at the gate or was cancelled on its way there.
+    drop(open_gate);
     let (rest, end, _) = answer(cancelled);
     assert_eq!(end, Some(FinishReason::Cancelled));
     begin.extend(rest);
