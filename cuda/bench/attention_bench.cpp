@@ -1,6 +1,7 @@
 // Speed of attention on CUDA: decode with the turning and storing of the new keys and values as a
 // share of the memory's read rate, prefill in TFLOP/s without, and the kernel that does it there.
-// Each layer of a graph has keys and values of its own, so that none lie in L2.
+// Each layer of a graph has keys and values of its own, so that none lie in L2. Prefill of
+// quantized keys and values is timed twice; `*`: pages are converted to f16 before.
 //
 //   attention_bench [ROWSxPOSITIONS …]   decode of 8B at these, f16, instead of the whole list
 #include <cuda_runtime_api.h>
@@ -64,8 +65,9 @@ constexpr Shape k70B = {"70B", 64, 8, 128};
 // A step of equal rows over a pool of random values, and what its layers need.
 class Work {
  public:
+  // converts: q8_0 and fp8 pages of long rows are converted first.
   Work(const Shape& shape, KvType type, uint32_t rows, uint32_t row_tokens, uint32_t positions,
-       bool batch_invariant)
+       bool batch_invariant, bool converts = false)
       : shape_(shape), rows_(rows), row_tokens_(row_tokens), positions_(positions) {
     const uint32_t row_pages = (positions + kPageTokens - 1) / kPageTokens;
     pool_.format = type;
@@ -125,8 +127,13 @@ class Work {
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "major");
     launch_.compute_capability = major * 10;
     check(cudaStreamCreate(&launch_.stream), "stream");
-    scratch_ = device_array<uint8_t>(
-        CudaAttention::scratch_bytes(limits, static_cast<uint32_t>(launch_.sm_count)));
+    limits.kv_type = type;
+    if (converts)
+      batch_.expanded_heads = kernels::choose_expanded_heads(
+          {rows, batch_.token_count, pool_.page_count}, shape.kv_heads,
+          kernels::expanded_pages_max(type, shape.head_length, shape.kv_heads, positions,
+                                      batch_.token_count));
+    scratch_ = device_array<uint8_t>(CudaAttention::scratch_bytes(limits, launch_));
     check(attention_.prepare(limits, scratch_, launch_), "prepare");
   }
   ~Work() {
@@ -267,12 +274,15 @@ void decode(const Shape& shape, KvType type, uint32_t rows, uint32_t positions,
 }
 
 void prefill(const Shape& shape, KvType type, uint32_t tokens, uint32_t positions) {
-  Work work(shape, type, 1, tokens, positions, false);
-  const auto times = work.time_attention();
-  std::printf("prefill %-4s %-5s %4u / %-6u %9.1f us %9.1f us", shape.name,
-              kTypeNames[static_cast<int>(type)], tokens, positions, times.least * 1e6,
-              times.median * 1e6);
-  print_products(work.flop(), times.median);
+  for (const bool converts : {false, true}) {
+    if (converts && type == KvType::kF16) break;
+    Work work(shape, type, 1, tokens, positions, false, converts);
+    const auto times = work.time_attention();
+    std::printf("prefill %-4s %-5s%c %4u / %-6u %9.1f us %9.1f us", shape.name,
+                kTypeNames[static_cast<int>(type)], converts ? '*' : ' ', tokens, positions,
+                times.least * 1e6, times.median * 1e6);
+    print_products(work.flop(), times.median);
+  }
 }
 
 void rope(const Shape& shape, KvType type, uint32_t tokens) {
@@ -324,6 +334,10 @@ int main(int argument_count, char** arguments) {
     prefill(k8B, type, 704, 2816);
     prefill(k8B, type, 576, 4096);
     prefill(k8B, type, 128, 8192);
+    prefill(k8B, type, 256, 256);
+    prefill(k8B, type, 256, 8192);
+    prefill(k8B, type, 512, 32768);
+    prefill(k8B, type, 2048, 131072);
   }
   prefill(k1B, KvType::kF16, 4096, 4096);
   for (const KvType type : kTypes) rope(k8B, type, 2048);

@@ -5,6 +5,7 @@
 //   one token   attention_decode                KV pages of (row, head) pairs      mma.sync f16
 //   one token   attention_decode_group          the same; few rows, more blocks    mma.sync f16
 //   more        attention_prefill_warpgroup     128 tokens, 1 head; sm_90a         wgmma f16
+//   more        attention_expand                1 page, 1 head: q8_0 or e4m3 to f16
 //   more        attention_prefill               128 tokens, 1 head                 mma.sync f16
 //
 // attention_plan (attention_plan.h) assigns work to blocks; it runs once per step and serves all
@@ -55,6 +56,13 @@ struct AttentionKernelArgs {
   KvPages pages;
   uint32_t layer = 0;
   uint32_t head_count = 0;  // of queries, a multiple of pages.head_count
+  // attention_prefill_warpgroup computes item_heads query heads from first_head on, whose keys and
+  // values are those of pages.head_count heads.
+  uint32_t first_head = 0;
+  uint32_t item_heads = 0;  // usually head_count
+  // If not null, `pages` are those that attention_expand writes: page i of a row is page
+  // row_pages[row] + i.
+  const uint32_t* row_pages = nullptr;
   float scale = 1.0f;
   uint32_t window = 0;   // 0: all positions; else no wider than the plan's
   float softcap = 0.0f;  // 0: none; else scores become softcap * tanh(score / softcap)

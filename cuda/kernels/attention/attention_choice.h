@@ -171,4 +171,37 @@ constexpr bool prefill_has_warpgroup(uint32_t head_length, int32_t compute_capab
          head_length % 8 == 0;
 }
 
+// The rows of more than one token of a step.
+struct LongRows {
+  uint32_t row_count = 0, token_count = 0;
+  uint32_t page_count = 0;  // up to the last position of each, added
+};
+
+// Returns the bytes of a page's keys and values of one head in f16.
+constexpr uint64_t expanded_page_bytes(uint32_t head_length) {
+  return uint64_t{2} * kPagePositions * head_length * sizeof(uint16_t);
+}
+
+// Returns the pages of one key-value head whose keys and values a step may convert to f16 at a
+// time. 0: none, because they are f16 or because the kernels that read them are not used.
+inline uint64_t expanded_pages_max(KvFormat format, uint32_t head_length, uint32_t kv_head_count,
+                                   uint32_t sequence_tokens_max, uint32_t batch_tokens_max) {
+  if (format == KvFormat::kF16 || !prefill_has_warpgroup(head_length, 90)) return 0;
+  const uint64_t positions = std::max(sequence_tokens_max, batch_tokens_max);
+  // The last page of each row may not be full.
+  const uint64_t pages =
+      (positions + kPagePositions - 1) / kPagePositions + batch_tokens_max / kExpandedRowTokensMin;
+  return std::min(pages * kv_head_count, kExpandedBytesMax / expanded_page_bytes(head_length));
+}
+
+// Returns the number of key-value heads whose pages a step converts at a time; 0: its kernels read
+// them as they are. `pages_max` is what expanded_pages_max returns.
+inline uint32_t choose_expanded_heads(const LongRows& rows, uint32_t kv_head_count,
+                                      uint64_t pages_max) {
+  if (rows.row_count == 0 || rows.token_count < rows.row_count * kExpandedRowTokensMin) return 0;
+  uint32_t heads = kv_head_count;
+  while (heads > 1 && uint64_t{rows.page_count} * heads > pages_max) heads = divide_up(heads, 2);
+  return uint64_t{rows.page_count} * heads <= pages_max ? heads : 0;
+}
+
 }  // namespace wcuda::kernels

@@ -2,6 +2,7 @@
 // decode block and the list of prefill tiles by binary search. One block. Bytes moved: 16 per row,
 // 64 per decode block, 8 per tile.
 #include "kernels/attention/attention_plan.h"
+#include "kernels/attention/find_row.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/step_start.cuh"
@@ -48,17 +49,10 @@ __device__ inline uint32_t row_tile_count(const StepRow& row) {
   return row.token_count > 1 ? (row.token_count + kPrefillTileTokens - 1) / kPrefillTileTokens : 0;
 }
 
-// Returns the last row of `count` whose prefix is at most `value`; empty rows are skipped.
-__device__ inline uint32_t find_row(const uint32_t* prefix, uint32_t count, uint32_t value) {
-  uint32_t low = 0, high = count;
-  while (high - low > 1) {
-    const uint32_t middle = (low + high) / 2;
-    if (prefix[middle] <= value)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
+// Pages of a row that attention_expand converts, if the step converts any.
+__device__ inline uint32_t row_page_count(const StepRow& row) {
+  const uint32_t end = row.first_position + row.token_count;
+  return row.token_count > 1 ? (end + kPagePositions - 1) / kPagePositions : 0;
 }
 
 // Returns the least spans per block with which the groups of all rows have at most `slots` blocks
@@ -121,7 +115,7 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
   const uint32_t span_pages = plan.fixed_span_pages == 0 ? 1 : plan.fixed_span_pages;
   if (threadIdx.x == 0) longest = 0;
 
-  uint32_t spans = 0, tiles = 0, decode_rows = 0;
+  uint32_t spans = 0, tiles = 0, pages = 0, decode_rows = 0;
   for (uint32_t first = 0; first < row_count; first += kBlockThreads) {
     const uint32_t r = first + threadIdx.x;
     const StepRow row = r < row_count ? args.step.rows[r] : StepRow{};
@@ -133,6 +127,12 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
     if (r < row_count) {
       plan.row_spans[r + 1] = spans + span_end;
       plan.row_tiles[r + 1] = tiles + tile_end;
+    }
+    if (plan.expanded_heads != 0) {
+      uint32_t page_total;
+      const uint32_t page_end = block_prefix(row_page_count(row), tile_sums, &page_total);
+      if (r < row_count) plan.row_pages[r + 1] = pages + page_end;
+      pages += page_total;
     }
     spans += span_total;
     tiles += tile_total;
@@ -156,6 +156,7 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
   if (threadIdx.x == 0) {
     plan.row_spans[0] = 0;
     plan.row_tiles[0] = 0;
+    if (plan.expanded_heads != 0) plan.row_pages[0] = 0;
     *plan.tile_count = tiles;
   }
   __syncthreads();  // the prefix sums in global memory are read below

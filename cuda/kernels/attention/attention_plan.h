@@ -95,6 +95,12 @@ struct AttentionPlan {
   // then each block takes whole items.
   float4* prefill_partials = nullptr;
   uint32_t* prefill_counters = nullptr;
+  // Pages of rows of more than one token that attention_expand converts to f16, of expanded_heads
+  // key-value heads at a time; 0: none in this step.
+  uint32_t expanded_heads = 0;
+  uint32_t* row_pages = nullptr;  // (max_rows + 1) pages of such rows before each row
+  uint8_t* expanded = nullptr;    // (pages, 2, heads, 64, head_length) f16
+  uint64_t expanded_bytes = 0;
 };
 
 // Returns the first position that a token at `position` attends to.

@@ -8,12 +8,13 @@
 // blocks, which adds their partial results in order. A producer warpgroup loads 128 keys and 128
 // values at a time into two stages each in shared memory: f16 by tensor maps, or by cp.async for
 // head lengths other than 64 and 128 and where some keys of a block may not be read; q8_0 and e4m3
-// are copied raw and converted to f16 there. Two consumer warpgroups read the queries of 64 tokens
-// each and compute their results. For head lengths above 64 they take turns: while the tensor cores
-// compute scores and sums for one, the ALUs convert the scores of the other to numerators. A
-// token's result depends only on its own query, position and pages; of a divided item it also
-// depends on where the partitions end, so there are none with batch invariance. In shared memory, a
-// panel has 64 elements (128 bytes) of each row r; its 16-byte chunk c is in place c ^ (r % 8).
+// are copied raw and converted to f16 there, unless attention_expand has converted them. Two
+// consumer warpgroups read the queries of 64 tokens each and compute their results. For head
+// lengths above 64 they take turns: while the tensor cores compute scores and sums for one, the
+// ALUs convert the scores of the other to numerators. A token's result depends only on its own
+// query, position and pages; of a divided item it also depends on where the partitions end, so
+// there are none with batch invariance. In shared memory, a panel has 64 elements (128 bytes) of
+// each row r; its 16-byte chunk c is in place c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
@@ -45,10 +46,12 @@ constexpr uint32_t kStages = 2;
 // Equal partitions of the keys are for heads of more than 64 elements, and for steps of at most so
 // many tiles and rounds of whole items. A partition has at least so many blocks of keys, and
 // partitions must shorten the longest work of a block of the grid by more, which is what joining
-// costs.
+// costs, and by more than this share (1 / kPartitionGainShare): blocks that take whole items read
+// the same keys at the same time, those that take partitions do not.
 [[maybe_unused]] constexpr uint32_t kPartitionTilesMax = 32;
 constexpr uint32_t kPartitionRoundsMax = 2;
 [[maybe_unused]] constexpr uint32_t kPartitionKeysMin = 4, kPartitionGainMin = 3;
+[[maybe_unused]] constexpr uint32_t kPartitionGainShare = 16;
 constexpr uint32_t kItemBlocks = 4;  // launched for each possible item, if there are few
 
 constexpr uint32_t kPanelBytes = 128 * 128;  // 128 rows of 64 elements
@@ -117,6 +120,7 @@ struct Item {
   uint32_t first_key, end;          // positions that any of its tokens sees
   uint32_t block_begin, block_end;  // of 128 keys
   uint32_t stored_from;             // the step stores keys from this position on
+  uint32_t first_page = 0;          // of the row, if its pages are expanded
   // Blocks of the grid that compute parts of the item, in the order of its keys: the first one, and
   // how many.
   uint32_t first_part = 0, part_count = 1;
@@ -145,7 +149,7 @@ struct Item {
       stored_from = UINT32_MAX;  // the step writes no shared page
       return;
     }
-    const PrefillTile* const tiles = args.plan.tiles + index / args.head_count;
+    const PrefillTile* const tiles = args.plan.tiles + index / args.item_heads;
     const PrefillTile tile{__ldcg(&tiles->row), __ldcg(&tiles->first_token)};
     const StepRow* const rows = args.step.rows + tile.row;
     const struct {
@@ -153,8 +157,8 @@ struct Item {
     } step_row{__ldcg(&rows->first_token), __ldcg(&rows->token_count),
                __ldcg(&rows->first_position)};
     row = tile.row;
-    head = index % args.head_count;
-    kv_head = head / (args.head_count / args.pages.head_count);
+    kv_head = index % args.item_heads / (args.item_heads / args.pages.head_count);
+    head = args.first_head + index % args.item_heads;
     first_token = step_row.first_token + tile.first_token;
     token_count = min(step_row.token_count - tile.first_token, kPrefillTileTokens);
     first_position = step_row.first_position + tile.first_token;
@@ -163,6 +167,10 @@ struct Item {
     block_begin = first_key / kBlockKeys;
     block_end = (end + kBlockKeys - 1) / kBlockKeys;
     stored_from = step_row.first_position;
+    if (args.row_pages != nullptr) {
+      first_page = __ldcg(args.row_pages + row);
+      stored_from = 0;
+    }
   }
   // Whether the step stores keys of a block. These may be read only after the dependent wait.
   __device__ bool is_stored(uint32_t block) const { return (block + 1) * kBlockKeys > stored_from; }
@@ -171,6 +179,12 @@ struct Item {
   __device__ uint64_t place(const AttentionKernelArgs& args, uint32_t tile_row) const {
     const uint32_t token = tile_row * heads_reciprocal >> 16;
     return uint64_t{first_token + token} * args.head_count + head + tile_row - token * heads;
+  }
+  // Returns the number of a page of the row. Only f16 pages may be expanded ones.
+  template <bool kIsF16>
+  __device__ uint32_t page_at(const AttentionKernelArgs& args, uint32_t index) const {
+    if (kIsF16 && args.row_pages != nullptr) return first_page + index;
+    return __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
   }
   // Rows of a block that may be read.
   __device__ RowRange valid(uint32_t block) const {
@@ -188,12 +202,12 @@ __device__ __forceinline__ uint32_t round_item(uint32_t round, uint32_t block) {
 // Fills `partitions` and returns whether the blocks take equal partitions. Called by all threads.
 __device__ __forceinline__ bool choose_partitions(const AttentionKernelArgs& args,
                                                   uint32_t tile_count, KeyPartitions* partitions) {
-  const uint32_t item_count = tile_count * args.head_count;
+  const uint32_t item_count = tile_count * args.item_heads;
   if (tile_count == 0 || tile_count > kPartitionTilesMax) return false;
   if (threadIdx.x < 32) {
     uint32_t count = 0;
     if (threadIdx.x < tile_count) {
-      const Item item(args, threadIdx.x * args.head_count);
+      const Item item(args, threadIdx.x * args.item_heads);
       count = item.block_end - item.block_begin;
     }
     partitions->before[threadIdx.x + 1] = warp_prefix(count, threadIdx.x);
@@ -203,15 +217,16 @@ __device__ __forceinline__ bool choose_partitions(const AttentionKernelArgs& arg
   for (uint32_t block = threadIdx.x; block < gridDim.x; block += kBlockThreads) {
     uint32_t count = 0;
     for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
-      const uint32_t index = round_item(round, block), tile = index / args.head_count;
+      const uint32_t index = round_item(round, block), tile = index / args.item_heads;
       if (index < item_count) count += partitions->before[tile + 1] - partitions->before[tile];
     }
     atomicMax(&partitions->most, count);
   }
   __syncthreads();
-  const uint32_t total = partitions->before[tile_count] * args.head_count;
+  const uint32_t total = partitions->before[tile_count] * args.item_heads;
   const uint32_t count = min(max(total / kPartitionKeysMin, 1u), gridDim.x);
-  if (partitions->most <= total / count + kPartitionGainMin) return false;
+  const uint32_t gain = max(kPartitionGainMin, partitions->most / kPartitionGainShare);
+  if (partitions->most <= total / count + gain) return false;
   if (threadIdx.x == 0) {
     partitions->total = total;
     partitions->count = count;
@@ -246,7 +261,7 @@ class BlockItems {
 
  private:
   __device__ bool next_part(Item* item) {
-    const uint32_t end = partitions_->begin(blockIdx.x + 1), heads = args_.head_count;
+    const uint32_t end = partitions_->begin(blockIdx.x + 1), heads = args_.item_heads;
     if (next_ == end) return false;
     uint32_t tile = 0;
     while (next_ >= partitions_->before[tile + 1] * heads) ++tile;
@@ -273,21 +288,20 @@ __device__ __forceinline__ uint32_t panel_offset(uint32_t row, uint32_t chunk) {
 }
 
 // The rows of the two pages of a block of keys or values; the second might not exist.
+template <bool kIsF16>
 struct BlockRows {
   const uint8_t* pages[2];
 
   __device__ BlockRows(const AttentionKernelArgs& args, const Item& item, uint32_t block,
                        bool is_value) {
-    const uint32_t* table =
-        args.step.page_tables + uint64_t{item.row} * args.step.page_table_stride;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t page = block * 2 + i;
       const bool is_seen =
           page * kPagePositions < item.end && (page + 1) * kPagePositions > item.first_key;
-      pages[i] =
-          is_seen ? page_rows(args.pages, args.layer, __ldcg(table + page), item.kv_head, is_value)
-                  : args.pages.data;
+      pages[i] = is_seen ? page_rows(args.pages, args.layer, item.page_at<kIsF16>(args, page),
+                                     item.kv_head, is_value)
+                         : args.pages.data;
     }
   }
 };
@@ -297,7 +311,7 @@ __device__ __forceinline__ void copy_block(const AttentionKernelArgs& args, cons
                                            uint32_t block, bool is_value, uint32_t target) {
   constexpr uint32_t kChunks = kLength / 8;
   constexpr uint32_t kRowStep = kLoadThreads / kChunks;
-  const BlockRows rows(args, item, block, is_value);
+  const BlockRows<true> rows(args, item, block, is_value);
   const RowRange valid = item.valid(block);
   const uint32_t thread = threadIdx.x % kLoadThreads;
   const uint32_t chunk = thread % kChunks;
@@ -337,7 +351,7 @@ __device__ __forceinline__ void copy_whole_block(const AttentionKernelArgs& args
 
 __device__ __forceinline__ void copy_raw_block(const AttentionKernelArgs& args, const Item& item,
                                                uint32_t block, bool is_value, uint32_t target) {
-  const BlockRows rows(args, item, block, is_value);
+  const BlockRows<false> rows(args, item, block, is_value);
   const RowRange valid = item.valid(block);
   const uint32_t page_bytes = kPagePositions * args.pages.row_bytes;
 #pragma unroll
@@ -505,10 +519,8 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, cons
         const RowRange valid = item.valid(block);
         is_whole = valid.begin == 0 && valid.end == kBlockKeys && args.pages.head_length == kLength;
         if (is_whole && threadIdx.x == 0) {
-          const uint32_t* const table =
-              args.step.page_tables + uint64_t{item.row} * args.step.page_table_stride;
-          pages[0] = __ldcg(table + block * 2);
-          pages[1] = __ldcg(table + block * 2 + 1);
+          pages[0] = item.page_at<true>(args, block * 2);
+          pages[1] = item.page_at<true>(args, block * 2 + 1);
         }
       }
 #pragma unroll
@@ -906,7 +918,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       __ldcg(args.is_shared ? args.plan.shared_tile_count : args.plan.tile_count);
   const uint32_t item_count =
       tile_count *
-      (args.is_shared ? args.pages.head_count * args.plan.shared_splits : args.head_count);
+      (args.is_shared ? args.pages.head_count * args.plan.shared_splits : args.item_heads);
   KeyPartitions* partitions = nullptr;
   if constexpr (kHasPartitions) {
     __shared__ KeyPartitions key_partitions;
@@ -979,14 +991,14 @@ cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const L
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   // Steps of long prompts have enough items, of which each block takes several.
   const uint32_t least_items =
-      divide_up(args.step.token_count, kPrefillTileTokens) * args.head_count;
+      divide_up(args.step.token_count, kPrefillTileTokens) * args.item_heads;
   const bool has_partitions = !args.is_shared && args.plan.prefill_partials != nullptr &&
                               least_items <= kPartitionRoundsMax * sm_count;
   const Instance instance =
       has_partitions ? find_version<Instances<true>>(args.pages.format, args.pages.head_length)
                      : find_version<Instances<false>>(args.pages.format, args.pages.head_length);
   const uint32_t items =
-      args.is_shared ? sm_count : tiles * args.head_count * (has_partitions ? kItemBlocks : 1);
+      args.is_shared ? sm_count : tiles * args.item_heads * (has_partitions ? kItemBlocks : 1);
   CUtensorMap map = {};  // of the layer's rows
   if (args.pages.format == KvFormat::kF16 && args.pages.head_length % kBoxElements == 0) {
     const uint64_t rows =

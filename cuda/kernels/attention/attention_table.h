@@ -83,4 +83,9 @@ constexpr uint32_t kFixedSpanPagesMin = 8;
 // partial results 7 us.
 constexpr uint32_t kSharedSplitsMax = 8;
 
+// attention_expand: rows of more than one token have at least so many on average, and the pages
+// that are converted at a time take at most so many bytes in f16: 32,768 positions of 8B and 70B.
+constexpr uint32_t kExpandedRowTokensMin = 256;
+constexpr uint64_t kExpandedBytesMax = uint64_t{128} << 20;
+
 }  // namespace wcuda::kernels

@@ -178,10 +178,10 @@ class CudaRunner final : public Runner {
   }
 
  private:
-  // parity, rows, tokens, shortest and longest row, positions, logits, filters, raw log
-  // probabilities, shared prefix, hidden states, drafts, features
+  // parity, rows, tokens, shortest and longest row, positions, logits, expanded heads, filters, raw
+  // log probabilities, shared prefix, hidden states, drafts, features
   using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
-                              bool, bool, bool, bool, bool, bool>;
+                              uint32_t, bool, bool, bool, bool, bool, bool>;
   struct CapturedStep {
     std::unique_ptr<CudaGraph> graph;
     bool has_persistent_layers = false;
@@ -318,6 +318,8 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   }
   static_cast<ops::StepShape&>(shape) =
       launched_shape(ticket.shape, machine_.limits, machine_.has_persistent_layers);
+  shape.expanded_heads =
+      ops::choose_expanded_heads(machine_.limits, machine_.ops->device(), ticket.shape.long_rows);
   return shape;
 }
 
@@ -543,6 +545,7 @@ Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shap
                     shape.max_row_tokens,
                     shape.max_positions,
                     shape.logits_count,
+                    shape.expanded_heads,
                     shape.has_filters,
                     shape.has_raw_logprobs,
                     shape.has_shared_prefix,

@@ -32,6 +32,7 @@ ops::Batch Machine::batch(uint32_t parity, const ops::StepShape& shape) const {
           shape.max_positions,
           in.tokens,
           shape.has_shared_prefix,
+          shape.expanded_heads,
           shape.has_drafts,
           has_persistent_layers && shape.token_count == 1 && shape.scored_count == 0};
 }

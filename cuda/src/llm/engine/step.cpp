@@ -268,6 +268,11 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
       index == 0 ? step.token_count : std::min(shape.min_row_tokens, step.token_count);
   shape.max_row_tokens = std::max(shape.max_row_tokens, step.token_count);
   shape.max_positions = std::max(shape.max_positions, sequence.length());
+  if (step.token_count > 1) {
+    ++shape.long_rows.row_count;
+    shape.long_rows.token_count += step.token_count;
+    shape.long_rows.page_count += static_cast<uint32_t>(sequence.pages.size());
+  }
   if (!row.is_draft())
     sequence.pending.push_back({ticket.number, index, first_position,
                                 row.draft_count == 0 ? kNoDrafts : sequence.length()});

@@ -53,7 +53,8 @@ struct Batch : kernels::StepRows {
   uint32_t max_row_tokens = 0;      // no row has more tokens
   uint32_t max_positions = 0;       // no row reaches past position max_positions - 1
   const int32_t* tokens = nullptr;  // (token_count)
-  bool has_shared_prefix = false;   // this and the next as in StepShape
+  bool has_shared_prefix = false;   // this and the next two as in StepShape
+  uint32_t expanded_heads = 0;
   bool has_drafts = false;
   bool has_persistent_layers = false;  // of the step's plan
 };

@@ -147,10 +147,10 @@ class Planner {
       const bool has_warpgroup =
           device_.has_warpgroup_code &&
           kernels::prefill_has_warpgroup(config_.head_length, device_.compute_capability);
-      add(Operation::kAttention,
-          has_warpgroup ? Kernel::kAttentionPrefillWarpgroup : Kernel::kAttentionPrefill, layer,
-          input, output)
-          .table = Form::kAttentionPlan;
+      const Kernel prefill = shape().expanded_heads != 0 ? Kernel::kAttentionPrefillExpanded
+                             : has_warpgroup             ? Kernel::kAttentionPrefillWarpgroup
+                                                         : Kernel::kAttentionPrefill;
+      add(Operation::kAttention, prefill, layer, input, output).table = Form::kAttentionPlan;
       if (shape().min_row_tokens > 1) return;
     }
     if (shape().has_shared_prefix)
@@ -303,6 +303,17 @@ bool allows_shared_prefix(const model::Config& config, const Limits& limits,
          head_tiles(config, shape) > device.sm_count;
 }
 
+uint32_t choose_expanded_heads(const Limits& limits, const DeviceTraits& device,
+                               const kernels::LongRows& rows) {
+  if (!device.has_warpgroup_code ||
+      !kernels::prefill_has_warpgroup(limits.head_length, device.compute_capability))
+    return 0;
+  return kernels::choose_expanded_heads(
+      rows, limits.kv_head_count,
+      kernels::expanded_pages_max(limits.kv_type, limits.head_length, limits.kv_head_count,
+                                  limits.max_sequence_tokens, limits.max_batch_tokens));
+}
+
 bool allows_persistent_layers(const Limits& limits, const DeviceTraits& device) {
   // With batch_invariant, one token is computed by the same kernel as many.
   if (limits.batch_invariant || !device.has_resident_grid) return false;
@@ -355,6 +366,7 @@ const char* kernel_name(Kernel kernel) {
                                     "attention_decode_cluster",
                                     "attention_prefill",
                                     "attention_prefill_warpgroup",
+                                    "attention_prefill_expanded",
                                     "attention_shared",
                                     "softcap",
                                     "hidden_state",

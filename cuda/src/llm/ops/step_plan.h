@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention/attention_choice.h"
 #include "kernels/shared/kv_pages.h"
 #include "llm/model/model.h"
 
@@ -61,6 +62,10 @@ struct StepShape {
   // Leading pages that rows share are read once for all of them: what StepRow::shared_pages and
   // shared_rows say holds. Needs allows_shared_prefix.
   bool has_shared_prefix = false;
+  kernels::LongRows long_rows = {};
+  // Key-value heads whose pages long rows read as f16, converted at a time; 0: none. What
+  // choose_expanded_heads returns.
+  uint32_t expanded_heads = 0;
   bool has_hidden_states = false;  // rows return hidden states
   bool has_drafts = false;         // rows read keys and values that the step itself stores
   bool has_features = false;       // rows of a draft head read features
@@ -112,6 +117,7 @@ enum class Kernel : uint8_t {
   kAttentionDecodeCluster,  // a cluster of blocks for each row and head
   kAttentionPrefill,
   kAttentionPrefillWarpgroup,
+  kAttentionPrefillExpanded,  // attention_expand, and the same kernel, which reads f16 pages
   kAttentionShared,  // of pages that rows of one token share; kAttentionDecode adds the others
   kSoftcap,
   kHiddenState,
@@ -176,6 +182,10 @@ StepPlan plan_step(const model::Config& config, const model::Weights& weights, c
 
 // Returns whether steps of one token may use persistent fused layers at all.
 bool allows_persistent_layers(const Limits& limits, const DeviceTraits& device);
+
+// Returns what StepShape::expanded_heads should be for these long rows.
+uint32_t choose_expanded_heads(const Limits& limits, const DeviceTraits& device,
+                               const kernels::LongRows& rows);
 
 // Returns whether a step of this shape, as it is launched, may read shared pages once.
 bool allows_shared_prefix(const model::Config& config, const Limits& limits,

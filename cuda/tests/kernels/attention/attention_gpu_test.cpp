@@ -242,6 +242,57 @@ TEST(GpuAttentionPrefill, items_that_several_blocks_share_equal_the_naive_versio
           for (const int32_t sm_count : {0, 5}) check(type, c, shapes, false, false, sm_count);
 }
 
+// Pages that are converted first, for all key-value heads at a time and for fewer. The scratch
+// memory of each run is all NaN before.
+TEST(GpuAttentionPrefill, converted_pages_give_the_bits_of_pages_that_the_kernel_converts) {
+  if (!kernels::attention_prefill_has_warpgroup(128, testing::device_launch()))
+    GTEST_SKIP() << "needs code for sm_90a";
+  // The last has more rows than fit into shared memory.
+  Shapes crowd(9000, {0, 64});
+  crowd[8500] = {300, 100};
+  for (const Shapes& shapes :
+       {Shapes{{700, 333}, {1, 900}, {129, 0}, {0, 64}, {128, 128}, {2, 900}}, Shapes{{300, 2500}},
+        crowd})
+    for (const KvType type : {KvType::kQ8_0, KvType::kFp8E4m3})
+      for (const Case& c :
+           {Case{12, 3, 128, 0}, Case{8, 4, 128, 150}, Case{3, 1, 64, 0}, Case{4, 4, 96, 0}})
+        for (const bool batch_invariant : {false, true}) {
+          Random random(c.heads + c.window);
+          Limits limits = make_limits(c.heads, c.kv_heads, c.head_length);
+          limits.kv_type = type;
+          limits.batch_invariant = batch_invariant;
+          limits.max_batch_rows = static_cast<uint32_t>(std::max<size_t>(64, shapes.size()));
+          if (shapes.size() > 64 && (batch_invariant || c.head_length != 64)) continue;
+          Step step(shapes, pages_of(shapes), 64, random);
+          Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
+          fill_pool(pool, step, 0, random);
+          const DeviceBytes query(
+              random.normals(uint64_t{step.batch.token_count} * c.heads * c.head_length));
+          DeviceStep device_step(step);
+          const DevicePool device_pool(pool);
+          const auto run = [&](uint32_t expanded_heads) {
+            DeviceAttention device(limits);
+            device_step.batch.expanded_heads = expanded_heads;
+            return device.run(device_step, device_pool.pool, query, c.heads, 0.1f, c.window);
+          };
+
+          const std::vector<float> expected = run(0);
+
+          for (uint32_t heads = 1; heads <= c.kv_heads; ++heads) {
+            const std::vector<float> got = run(heads);
+            SCOPED_TRACE("type " + std::to_string(static_cast<int>(type)) + ", " +
+                         std::to_string(heads) + " of " + std::to_string(c.kv_heads) +
+                         " heads of " + std::to_string(c.head_length));
+            if (batch_invariant || heads == c.kv_heads) {
+              ASSERT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)), 0);
+              continue;
+            }
+            // Blocks divide the keys of fewer heads at other places.
+            for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 2e-3) << i;
+          }
+        }
+}
+
 TEST(GpuAttentionPrefill, rows_of_one_token_and_of_more_mix) {
   const Shapes shapes = {{1, 200}, {37, 0}, {1, 0}, {20, 50}, {66, 63}, {1, 777}};
   for (KvType type : kKvTypes)

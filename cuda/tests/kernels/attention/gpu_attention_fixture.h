@@ -79,7 +79,10 @@ struct DeviceAttention {
   CudaAttention attention;
 
   explicit DeviceAttention(const Limits& limits)
-      : scratch(CudaAttention::scratch_bytes(limits, static_cast<uint32_t>(launch.sm_count))) {
+      : scratch(CudaAttention::scratch_bytes(limits, launch)) {
+    // All NaN, but for what the call clears.
+    const uint64_t bytes = CudaAttention::scratch_bytes(limits, launch);
+    EXPECT_EQ(cudaMemset(scratch.as<void>(), 0xff, bytes), cudaSuccess);
     EXPECT_EQ(attention.prepare(limits, scratch.as<void>(), launch), cudaSuccess);
   }
 

@@ -45,6 +45,43 @@ TEST_P(Step, chunks_and_single_tokens_give_the_same_logits) {
     ASSERT_NEAR(once.logits[i], pieces[i], 2e-2) << "logit " << i;
 }
 
+// From 256 tokens a row on, a step converts q8_0 and e4m3 pages before attention. Up to 512 tokens
+// it is a graph.
+TEST_P(Step, long_prompts_in_quantized_pages_have_the_logits_of_short_chunks) {
+  wcuda_engine_options options = small_options();
+  options.max_batch_tokens = options.max_sequence_tokens = 640;
+  options.kv_tokens = 64 * 40;
+  for (const int32_t kv_type : {WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3}) {
+    options.kv_type = kv_type;
+    create_engine(options);
+    for (const uint32_t count : {300u, 600u}) {
+      std::vector<int32_t> prompt(count);
+      for (uint32_t i = 0; i < count; ++i)
+        prompt[i] = static_cast<int32_t>((i * 7 + count + i * i / 5) % vocabulary_);
+      const wcuda_sequence split = create_sequence(), whole = create_sequence(),
+                           again = create_sequence();
+      StepResult expected;
+      for (uint32_t first = 0; first < count; first += 100) {
+        const std::vector<int32_t> part(&prompt[first], &prompt[first] + 100);
+        expected = wait(submit({token_row(split, part, WCUDA_ROW_LOGITS_LAST)}));
+      }
+      const std::vector<int32_t> one = {4};
+
+      const StepResult got = wait(submit({token_row(whole, prompt, WCUDA_ROW_LOGITS_LAST)}));
+      const StepResult mixed = wait(submit({token_row(split, one, WCUDA_ROW_LOGITS_LAST),
+                                            token_row(again, prompt, WCUDA_ROW_LOGITS_LAST)}));
+
+      for (uint32_t i = 0; i < vocabulary_; ++i) {
+        ASSERT_NEAR(got.logits[i], expected.logits[i], 2e-2) << kv_type << ", logit " << i;
+        ASSERT_NEAR(mixed.logits[vocabulary_ + i], expected.logits[i], 2e-2) << kv_type;
+      }
+      for (const wcuda_sequence sequence : {split, whole, again}) wcuda_sequence_destroy(sequence);
+    }
+    wcuda_engine_destroy(engine_);
+    engine_ = {0};
+  }
+}
+
 TEST_P(Step, profiled_steps_give_the_same_bits_and_the_time_of_each_node) {
   create_engine(small_options());
   const wcuda_sequence plain = create_sequence(), profiled = create_sequence();

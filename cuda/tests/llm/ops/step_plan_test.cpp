@@ -383,6 +383,32 @@ TEST(StepPlan, keys_and_values_of_drafts_are_stored_before_attention) {
   }
 }
 
+TEST(StepPlan, pages_of_long_prompts_are_converted_to_f16_where_the_kernel_reads_them_by_copies) {
+  const Family llama = families()[0];
+  Limits limits = limits_of(llama.config, false);
+  const auto heads = [&](const DeviceTraits& device, kernels::LongRows rows) {
+    return choose_expanded_heads(limits, device, rows);
+  };
+  const DeviceTraits hopper = devices()[2].traits;
+  EXPECT_EQ(heads(hopper, {1, 512, 8}), 0u) << "f16 pages";
+  limits.kv_type = kernels::KvFormat::kQ8_0;
+  for (const Device& device : devices())
+    EXPECT_EQ(heads(device.traits, {1, 512, 8}) != 0, device.traits.has_warpgroup_code);
+  EXPECT_EQ(heads(hopper, {2, 511, 8}), 0u);
+  limits.head_length = 256;
+  EXPECT_EQ(heads(hopper, {1, 512, 8}), 0u) << "of heads that no kernel with WGMMA has";
+
+  StepShape shape{512, 1, 1, 2, 512, 512};
+  for (const uint32_t expanded : {0u, llama.config.kv_head_count}) {
+    shape.expanded_heads = expanded;
+    for (const Node& node : plan_step(llama.config, llama.weights, limits, hopper, shape).nodes)
+      if (node.operation == Operation::kAttention) {
+        EXPECT_EQ(node.kernel, expanded != 0 ? Kernel::kAttentionPrefillExpanded
+                                             : Kernel::kAttentionPrefillWarpgroup);
+      }
+  }
+}
+
 TEST(StepPlan, persistent_layers_follow_the_option_and_the_device) {
   const Family llama = families()[0], qwen2 = families()[1];
   const DeviceTraits hopper = devices()[2].traits;

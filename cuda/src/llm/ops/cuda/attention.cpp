@@ -25,21 +25,28 @@ struct Sizes {
   uint64_t shared_heads;    // rows, splits and query heads of shared prefixes; 0: none
   uint64_t prefill_partials;
   uint32_t prefill_counters;
+  uint64_t expanded_bytes;  // of pages in f16
 };
 
-Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
+Sizes sizes_of(const Limits& limits, const kernels::Launch& launch) {
+  const auto sm_count = static_cast<uint32_t>(launch.sm_count);
+  const bool has_warpgroup = kernels::attention_prefill_has_warpgroup(limits.head_length, launch);
   Sizes sizes{};
   sizes.max_blocks = kernels::decode_blocks_max(sm_count);
   sizes.max_tiles = kernels::prefill_tiles_max(limits.max_batch_tokens, limits.max_batch_rows);
   sizes.head_tiles = kernels::decode_head_tiles(limits.head_count, limits.kv_head_count);
+  if (has_warpgroup)
+    sizes.expanded_bytes =
+        kernels::expanded_pages_max(limits.kv_type, limits.head_length, limits.kv_head_count,
+                                    limits.max_sequence_tokens, limits.max_batch_tokens) *
+        kernels::expanded_page_bytes(limits.head_length);
   const uint64_t floats =
       kernels::decode_partial_floats(limits.head_count, limits.kv_head_count, limits.head_length);
   if (!limits.batch_invariant) {
     sizes.counters = sizes.max_blocks;
     sizes.partial_floats = 2 * uint64_t{sizes.max_blocks} * floats;
-    if (kernels::prefill_has_warpgroup(limits.head_length, 90)) {
+    if (has_warpgroup) {
       sizes.shared_heads = uint64_t{kernels::kSharedPartialRows} * limits.head_count;
-      // Also on devices that do not use them: the capability is not among the limits.
       if (kernels::prefill_has_partitions(limits.head_length)) {
         sizes.prefill_partials = kernels::prefill_partials_count(sm_count);
         sizes.prefill_counters = kernels::prefill_counter_count(sm_count);
@@ -82,6 +89,11 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Arena* ar
     plan.prefill_partials = arena->take<float4>(sizes.prefill_partials);
     plan.prefill_counters = arena->take<uint32_t>(sizes.prefill_counters);
   }
+  if (sizes.expanded_bytes != 0) {
+    plan.row_pages = arena->take<uint32_t>(limits.max_batch_rows + 1);
+    plan.expanded = arena->take<uint8_t>(sizes.expanded_bytes);
+    plan.expanded_bytes = sizes.expanded_bytes;
+  }
   return plan;
 }
 
@@ -99,9 +111,9 @@ kernels::HeadRope head_rope(const RopeKvArgs& args) {
 
 }  // namespace
 
-uint64_t CudaAttention::scratch_bytes(const Limits& limits, uint32_t sm_count) {
+uint64_t CudaAttention::scratch_bytes(const Limits& limits, const kernels::Launch& launch) {
   Arena arena;
-  place(limits, sizes_of(limits, sm_count), &arena);
+  place(limits, sizes_of(limits, launch), &arena);
   return arena.bytes();
 }
 
@@ -109,7 +121,7 @@ cudaError_t CudaAttention::prepare(const Limits& limits, void* scratch,
                                    const kernels::Launch& launch) {
   if (limits.kv_head_count == 0 || limits.head_count % limits.kv_head_count != 0)
     return cudaErrorInvalidValue;
-  const Sizes sizes = sizes_of(limits, static_cast<uint32_t>(launch.sm_count));
+  const Sizes sizes = sizes_of(limits, launch);
   Arena arena(scratch);
   memory_ = place(limits, sizes, &arena);
   for (const kernels::KvFormat format : kFormats) {
@@ -136,6 +148,7 @@ kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& 
   }
   if (batch.has_shared_prefix && !plan.has_groups)
     plan.shared_splits = kernels::shared_splits_max(batch.row_count);
+  plan.expanded_heads = batch.expanded_heads;
   return plan;
 }
 
@@ -189,7 +202,7 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
   call.plan = plan_of(*args.batch, args.pool, launch);
   call.pages = args.pool;
   call.layer = args.layer;
-  call.head_count = args.head_count;
+  call.head_count = call.item_heads = args.head_count;
   call.scale = args.scale;
   call.window = args.window;
   call.softcap = args.softcap;
@@ -209,7 +222,9 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
 
 cudaError_t CudaAttention::prefill(const AttentionArgs& args, const kernels::Launch& launch,
                                    const kernels::HalfOperand& operand) const {
-  return kernels::attention_prefill(kernel_args(args, launch, operand), launch);
+  const kernels::AttentionKernelArgs call = kernel_args(args, launch, operand);
+  return call.plan.expanded_heads != 0 ? kernels::attention_prefill_expanded(call, launch)
+                                       : kernels::attention_prefill(call, launch);
 }
 
 cudaError_t CudaAttention::shared(const AttentionArgs& args, const kernels::Launch& launch) const {

@@ -15,15 +15,15 @@ namespace wcuda::ops {
 
 // One object an engine. All calls queue work on launch.stream and may be captured; which kernels
 // run and their grids follow from the limits and from token_count, row_count, page_table_stride,
-// max_row_tokens, max_positions and has_shared_prefix of the batch alone. Everything else is read
-// on the device.
+// max_row_tokens, max_positions, has_shared_prefix and expanded_heads of the batch alone.
+// Everything else is read on the device.
 //
 // With Limits::batch_invariant, the other rows of a step do not change the bits of a row's result.
 // Rows of one token and rows of more go through different kernels, which round differently.
 class CudaAttention {
  public:
   // Returns the bytes of device memory that prepare needs.
-  static uint64_t scratch_bytes(const Limits& limits, uint32_t sm_count);
+  static uint64_t scratch_bytes(const Limits& limits, const kernels::Launch& launch);
   // Must be called once. `scratch` is aligned to 256 bytes. Sets the shared-memory limits of the
   // kernels and queues the clearing of counters.
   cudaError_t prepare(const Limits& limits, void* scratch, const kernels::Launch& launch);

@@ -110,7 +110,7 @@ class CudaOps final : public Ops {
 CudaOps::Scratch CudaOps::lay_out(const Limits& limits) const {
   Scratch scratch{};
   Arena arena;
-  scratch.attention = arena.reserve(CudaAttention::scratch_bytes(limits, traits_.sm_count));
+  scratch.attention = arena.reserve(CudaAttention::scratch_bytes(limits, launch_));
   scratch.linear = arena.reserve(CudaLinear::scratch_bytes(limits, launch_));
   scratch.bytes = arena.bytes();
   return scratch;
@@ -213,7 +213,9 @@ Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
     WCUDA_ASSIGN(operand, linear_.operand_of(node.output, matrix(*args.reader),
                                              args.batch->token_count, args.out, launch_));
   }
-  if (node.kernel == Kernel::kAttentionPrefill || node.kernel == Kernel::kAttentionPrefillWarpgroup)
+  if (node.kernel == Kernel::kAttentionPrefill ||
+      node.kernel == Kernel::kAttentionPrefillWarpgroup ||
+      node.kernel == Kernel::kAttentionPrefillExpanded)
     return check(attention_.prefill(args, launch_, operand), "attention_prefill");
   if (node.kernel == Kernel::kAttentionShared)
     return check(attention_.shared(args, launch_), "attention_shared");
