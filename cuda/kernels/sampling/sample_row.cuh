@@ -9,6 +9,7 @@
 #include "kernels/sampling/sample.h"
 #include "kernels/shared/sampling_math.h"
 #include "kernels/shared/step_inputs.h"
+#include "kernels/shared/warp_prefix.cuh"
 
 namespace wcuda::kernels {
 namespace {
@@ -150,16 +151,6 @@ __device__ __forceinline__ uint64_t warp_sum_small(uint64_t value) {
   const uint32_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value >> 26));
   return (uint64_t{high} << 26) + low;
 }
-// Returns the inclusive prefix sum over the lanes of the warp.
-__device__ __forceinline__ uint64_t warp_prefix(uint64_t value) {
-#pragma unroll
-  for (uint32_t step = 1; step < 32; step *= 2) {
-    const uint64_t from = __shfl_up_sync(kAllLanes, value, step);
-    if (threadIdx.x % 32 >= step) value += from;
-  }
-  return value;
-}
-
 __device__ __forceinline__ void add_to(Bin* bin, uint64_t amount) {
   const auto low = static_cast<uint32_t>(amount);
   auto high = static_cast<uint32_t>(amount >> 32);

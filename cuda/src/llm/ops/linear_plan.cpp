@@ -22,7 +22,8 @@ bool uses_batch(const LinearShape& shape, const DeviceTraits& device, uint32_t t
 // tokens.
 constexpr uint32_t kOperandTokensMin = 512;
 // Tokens of a decode step from which on attention writes an operand for linear_batch. packed_gemm
-// loads its first weights while another kernel converts; without one they are waited for. One H200,
+// loads its first weights while another kernel converts; without one they are waited for. With
+// batch invariance all steps have it, because the operand's scale is another one. One H200,
 // 2026-11-23, tokens/s of 8B Q4_K_M with the operand in all steps: 16 sequences 0.992 of those
 // without, 32 1.008, 64 1.014, 128 0.984, 256 0.992 (2026-11-23-h200/attention_operand.txt).
 constexpr uint32_t kDecodeOperandTokensMin = 17;
@@ -43,15 +44,14 @@ bool gate_writes_operand(const LinearShape& gate_up, const Limits& limits,
 
 bool attention_writes_operand(const LinearShape& output, bool is_decode, const Limits& limits,
                               const DeviceTraits& device) {
-  if (!device.has_warpgroup_code || limits.batch_invariant ||
-      limits.max_batch_tokens < kOperandTokensMin || limits.kv_type != kernels::KvFormat::kF16 ||
-      limits.head_length % 32 != 0 ||
+  if (!device.has_warpgroup_code || limits.max_batch_tokens < kOperandTokensMin ||
+      limits.kv_type != kernels::KvFormat::kF16 || limits.head_length % 32 != 0 ||
       !kernels::prefill_has_warpgroup(limits.head_length, device.compute_capability) ||
       output.cols % 256 != 0)
     return false;
   const Kernel kernel = linear_kernel(output, limits, device);
   if (kernel == Kernel::kLinearVector) return false;
-  return !is_decode ||
+  return !is_decode || limits.batch_invariant ||
          (kernel == Kernel::kLinearBatch && output.token_count >= kDecodeOperandTokensMin);
 }
 

@@ -88,22 +88,25 @@ TEST(LinearPlan, attention_writes_an_operand_where_tensor_cores_read_it) {
   limits.max_batch_tokens = 512;
   limits.head_length = 128;
   const DeviceTraits device = hopper();
+  Limits invariant = limits;
+  invariant.batch_invariant = true;
   for (const uint32_t tokens : {1u, 8u, 9u, 16u, 17u, 64u, 65u, 4096u}) {
     output.token_count = tokens;
     EXPECT_EQ(attention_writes_operand(output, false, limits, device), tokens > 8);
     EXPECT_EQ(attention_writes_operand(output, true, limits, device), tokens > 16 && tokens <= 64);
+    // The scale that attention takes must not depend on the step.
+    for (const bool is_decode : {false, true})
+      EXPECT_TRUE(attention_writes_operand(output, is_decode, invariant, device));
   }
   LinearShape odd = output;
   odd.cols = 4096 + 128;
   EXPECT_FALSE(attention_writes_operand(odd, false, limits, device));
-  Limits small = limits, quantized = limits, long_heads = limits, odd_heads = limits,
-         invariant = limits;
+  Limits small = limits, quantized = limits, long_heads = limits, odd_heads = limits;
   small.max_batch_tokens = 511;
   quantized.kv_type = kernels::KvFormat::kQ8_0;
   long_heads.head_length = 256;
   odd_heads.head_length = 80;
-  invariant.batch_invariant = true;
-  for (const Limits& other : {small, quantized, long_heads, odd_heads, invariant})
+  for (const Limits& other : {small, quantized, long_heads, odd_heads})
     EXPECT_FALSE(attention_writes_operand(output, false, other, device));
   DeviceTraits ampere = device;
   ampere.has_warpgroup_code = false;
