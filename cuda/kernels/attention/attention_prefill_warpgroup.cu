@@ -120,7 +120,6 @@ struct Item {
   uint32_t first_key, end;          // positions that any of its tokens sees
   uint32_t block_begin, block_end;  // of 128 keys
   uint32_t stored_from;             // the step stores keys from this position on
-  uint32_t first_page = 0;          // of the row, if its pages are expanded
   // Blocks of the grid that compute parts of the item, in the order of its keys: the first one, and
   // how many.
   uint32_t first_part = 0, part_count = 1;
@@ -166,11 +165,7 @@ struct Item {
     end = first_position + token_count;
     block_begin = first_key / kBlockKeys;
     block_end = (end + kBlockKeys - 1) / kBlockKeys;
-    stored_from = step_row.first_position;
-    if (args.row_pages != nullptr) {
-      first_page = __ldcg(args.row_pages + row);
-      stored_from = 0;
-    }
+    stored_from = args.row_pages != nullptr ? 0 : step_row.first_position;
   }
   // Whether the step stores keys of a block. These may be read only after the dependent wait.
   __device__ bool is_stored(uint32_t block) const { return (block + 1) * kBlockKeys > stored_from; }
@@ -183,7 +178,7 @@ struct Item {
   // Returns the number of a page of the row. Only f16 pages may be expanded ones.
   template <bool kIsF16>
   __device__ uint32_t page_at(const AttentionKernelArgs& args, uint32_t index) const {
-    if (kIsF16 && args.row_pages != nullptr) return first_page + index;
+    if (kIsF16 && args.row_pages != nullptr) return __ldcg(args.row_pages + row) + index;
     return __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
   }
   // Rows of a block that may be read.
