@@ -130,7 +130,7 @@ class Work {
     limits.kv_type = type;
     if (converts)
       batch_.expanded_heads = kernels::choose_expanded_heads(
-          {rows, batch_.token_count, pool_.page_count}, shape.kv_heads,
+          {rows, batch_.token_count, pool_.page_count}, shape.head_length, shape.kv_heads,
           kernels::expanded_pages_max(type, shape.head_length, shape.kv_heads, positions,
                                       batch_.token_count));
     scratch_ = device_array<uint8_t>(CudaAttention::scratch_bytes(limits, launch_));

@@ -85,7 +85,10 @@ constexpr uint32_t kSharedSplitsMax = 8;
 
 // attention_expand: rows of more than one token have at least so many on average, and the pages
 // that are converted at a time take at most so many bytes in f16: 32,768 positions of 8B and 70B.
-constexpr uint32_t kExpandedRowTokensMin = 256;
+// 2026-11-25, prefill-attention.md: 256 tokens after 8,192 positions in q8_0 take 91 us, 130 if the
+// kernel that reads the pages converts them; 128 tokens take as long either way. Heads of at most
+// 64 elements were not measured: a block of 128 keys has half as much to convert.
+constexpr uint32_t kExpandedRowTokensMin = 256, kExpandedShortHeadTokensMin = 512;
 constexpr uint64_t kExpandedBytesMax = uint64_t{128} << 20;
 
 }  // namespace wcuda::kernels

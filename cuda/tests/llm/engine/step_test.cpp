@@ -45,8 +45,8 @@ TEST_P(Step, chunks_and_single_tokens_give_the_same_logits) {
     ASSERT_NEAR(once.logits[i], pieces[i], 2e-2) << "logit " << i;
 }
 
-// From 256 tokens a row on, a step converts q8_0 and e4m3 pages before attention. Up to 512 tokens
-// it is a graph.
+// From 512 tokens a row on, a step with short heads converts q8_0 and e4m3 pages before attention.
+// Up to 512 tokens it is a graph.
 TEST_P(Step, long_prompts_in_quantized_pages_have_the_logits_of_short_chunks) {
   wcuda_engine_options options = small_options();
   options.max_batch_tokens = options.max_sequence_tokens = 640;
@@ -54,15 +54,15 @@ TEST_P(Step, long_prompts_in_quantized_pages_have_the_logits_of_short_chunks) {
   for (const int32_t kv_type : {WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3}) {
     options.kv_type = kv_type;
     create_engine(options);
-    for (const uint32_t count : {300u, 600u}) {
+    for (const uint32_t count : {300u, 512u, 600u}) {
       std::vector<int32_t> prompt(count);
       for (uint32_t i = 0; i < count; ++i)
         prompt[i] = static_cast<int32_t>((i * 7 + count + i * i / 5) % vocabulary_);
       const wcuda_sequence split = create_sequence(), whole = create_sequence(),
                            again = create_sequence();
       StepResult expected;
-      for (uint32_t first = 0; first < count; first += 100) {
-        const std::vector<int32_t> part(&prompt[first], &prompt[first] + 100);
+      for (uint32_t first = 0; first < count; first += count / 4) {
+        const std::vector<int32_t> part(&prompt[first], &prompt[first] + count / 4);
         expected = wait(submit({token_row(split, part, WCUDA_ROW_LOGITS_LAST)}));
       }
       const std::vector<int32_t> one = {4};
