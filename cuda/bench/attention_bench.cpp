@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bench/device_limits.h"
+#include "kernels/attention/attention_prefill.h"
 #include "kernels/shared/numeric.h"
 #include "llm/ops/cuda/attention.h"
 #include "llm/ops/host/kv_rows.h"
@@ -128,9 +129,10 @@ class Work {
     launch_.compute_capability = major * 10;
     check(cudaStreamCreate(&launch_.stream), "stream");
     limits.kv_type = type;
-    if (converts)
+    if (converts && kernels::attention_prefill_has_warpgroup(shape.head_length, launch_))
       batch_.expanded_heads = kernels::choose_expanded_heads(
-          {rows, batch_.token_count, pool_.page_count}, shape.head_length, shape.kv_heads,
+          {rows, batch_.token_count, pool_.page_count}, shape.head_length, shape.heads,
+          shape.kv_heads,
           kernels::expanded_pages_max(type, shape.head_length, shape.kv_heads, positions,
                                       batch_.token_count));
     scratch_ = device_array<uint8_t>(CudaAttention::scratch_bytes(limits, launch_));
@@ -204,6 +206,7 @@ class Work {
     return 4.0 * rows_ * pairs * shape_.heads * shape_.head_length;
   }
   uint32_t token_count() const { return batch_.token_count; }
+  bool converts() const { return batch_.expanded_heads != 0; }
 
  private:
   RopeKvArgs rope_args(uint32_t layer) const {
@@ -275,11 +278,11 @@ void decode(const Shape& shape, KvType type, uint32_t rows, uint32_t positions,
 
 void prefill(const Shape& shape, KvType type, uint32_t tokens, uint32_t positions) {
   for (const bool converts : {false, true}) {
-    if (converts && type == KvType::kF16) break;
     Work work(shape, type, 1, tokens, positions, false, converts);
+    if (converts != work.converts()) break;
     const auto times = work.time_attention();
     std::printf("prefill %-4s %-5s%c %4u / %-6u %9.1f us %9.1f us", shape.name,
-                kTypeNames[static_cast<int>(type)], converts ? '*' : ' ', tokens, positions,
+                kTypeNames[static_cast<int>(type)], work.converts() ? '*' : ' ', tokens, positions,
                 times.least * 1e6, times.median * 1e6);
     print_products(work.flop(), times.median);
   }

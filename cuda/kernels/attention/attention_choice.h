@@ -197,13 +197,17 @@ inline uint64_t expanded_pages_max(KvFormat format, uint32_t head_length, uint32
 // Returns the number of key-value heads whose pages a step converts at a time; 0: its kernels read
 // them as they are. `pages_max` is what expanded_pages_max returns.
 inline uint32_t choose_expanded_heads(const LongRows& rows, uint32_t head_length,
-                                      uint32_t kv_head_count, uint64_t pages_max) {
+                                      uint32_t head_count, uint32_t kv_head_count,
+                                      uint64_t pages_max) {
   const uint64_t tokens_min =
       head_length > 64 ? kExpandedRowTokensMin : kExpandedShortHeadTokensMin;
   if (rows.row_count == 0 || rows.token_count < rows.row_count * tokens_min) return 0;
   uint32_t heads = kv_head_count;
   while (heads > 1 && uint64_t{rows.page_count} * heads > pages_max) heads = divide_up(heads, 2);
-  return uint64_t{rows.page_count} * heads <= pages_max ? heads : 0;
+  if (uint64_t{rows.page_count} * heads > pages_max) return 0;
+  constexpr uint32_t kItemTokens = 128;
+  const uint32_t items = rows.token_count / kItemTokens * heads * (head_count / kv_head_count);
+  return heads == kv_head_count || items >= kExpandedGroupItemsMin ? heads : 0;
 }
 
 }  // namespace wcuda::kernels

@@ -86,9 +86,12 @@ constexpr uint32_t kSharedSplitsMax = 8;
 // attention_expand: rows of more than one token have at least so many on average, and the pages
 // that are converted at a time take at most so many bytes in f16: 32,768 positions of 8B and 70B.
 // 2026-11-25, prefill-attention.md: 256 tokens after 8,192 positions in q8_0 take 91 us, 130 if the
-// kernel that reads the pages converts them; 128 tokens take as long either way. Heads of at most
-// 64 elements were not measured: a block of 128 keys has half as much to convert.
+// kernel that reads the pages converts them. Fewer tokens were not measured, nor heads of at most
+// 64 elements, of which a block of 128 keys has half as much to convert.
 constexpr uint32_t kExpandedRowTokensMin = 256, kExpandedShortHeadTokensMin = 512;
 constexpr uint64_t kExpandedBytesMax = uint64_t{128} << 20;
+// Where heads are converted in groups, each group has at least so many items of 128 tokens and a
+// query head, as 2,048 tokens after 129,024 positions of 8B have, so that it fills the SMs.
+constexpr uint32_t kExpandedGroupItemsMin = 128;
 
 }  // namespace wcuda::kernels

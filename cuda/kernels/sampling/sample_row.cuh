@@ -151,6 +151,7 @@ __device__ __forceinline__ uint64_t warp_sum_small(uint64_t value) {
   const uint32_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value >> 26));
   return (uint64_t{high} << 26) + low;
 }
+
 __device__ __forceinline__ void add_to(Bin* bin, uint64_t amount) {
   const auto low = static_cast<uint32_t>(amount);
   auto high = static_cast<uint32_t>(amount >> 32);

@@ -22,8 +22,7 @@ bool uses_batch(const LinearShape& shape, const DeviceTraits& device, uint32_t t
 // tokens.
 constexpr uint32_t kOperandTokensMin = 512;
 // Tokens of a decode step from which on attention writes an operand for linear_batch. packed_gemm
-// loads its first weights while another kernel converts; without one they are waited for. With
-// batch invariance all steps have it, because the operand's scale is another one. One H200,
+// loads its first weights while another kernel converts; without one they are waited for. One H200,
 // 2026-11-23, tokens/s of 8B Q4_K_M with the operand in all steps: 16 sequences 0.992 of those
 // without, 32 1.008, 64 1.014, 128 0.984, 256 0.992 (2026-11-23-h200/attention_operand.txt).
 constexpr uint32_t kDecodeOperandTokensMin = 17;

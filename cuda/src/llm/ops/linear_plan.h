@@ -39,7 +39,8 @@ bool gate_writes_operand(const LinearShape& gate_up, const Limits& limits,
 bool needs_gate_norms(const Limits& limits, const DeviceTraits& device);
 
 // Returns whether attention writes the f16 operand of the output projection (kernels/attention/
-// attention_operand.cuh). In a decode step all rows have one token.
+// attention_operand.cuh). In a decode step all rows have one token. With batch_invariant the step's
+// shape does not matter: the operand's constant scale rounds small values differently.
 bool attention_writes_operand(const LinearShape& output, bool is_decode, const Limits& limits,
                               const DeviceTraits& device);
 

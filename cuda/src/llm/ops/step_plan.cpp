@@ -309,7 +309,7 @@ uint32_t choose_expanded_heads(const Limits& limits, const DeviceTraits& device,
       !kernels::prefill_has_warpgroup(limits.head_length, device.compute_capability))
     return 0;
   return kernels::choose_expanded_heads(
-      rows, limits.head_length, limits.kv_head_count,
+      rows, limits.head_length, limits.head_count, limits.kv_head_count,
       kernels::expanded_pages_max(limits.kv_type, limits.head_length, limits.kv_head_count,
                                   limits.max_sequence_tokens, limits.max_batch_tokens));
 }

@@ -133,19 +133,21 @@ TEST(AttentionChoice, pages_of_long_rows_are_converted_for_as_many_heads_as_fit)
   EXPECT_EQ(expanded_pages_max(KvFormat::kF16, 128, 8, 8192, 8192), 0u);
   EXPECT_EQ(expanded_pages_max(KvFormat::kFp8E4m3, 256, 8, 8192, 8192), 0u);
 
-  EXPECT_EQ(choose_expanded_heads({1, 512, 8}, 128, 8, most), 8u);
-  EXPECT_EQ(choose_expanded_heads({32, 8192, 160}, 128, 8, most), 8u);
-  EXPECT_EQ(choose_expanded_heads({4, 1023, 20}, 128, 8, most), 0u);  // too few tokens a row
-  EXPECT_EQ(choose_expanded_heads({0, 0, 0}, 128, 8, most), 0u);
-  EXPECT_EQ(choose_expanded_heads({2, 1023, 20}, 64, 8, most), 0u);
-  EXPECT_EQ(choose_expanded_heads({2, 1024, 20}, 64, 8, most), 8u);
-  EXPECT_EQ(choose_expanded_heads({1, 2048, 512}, 128, 8, 4096), 8u);
-  EXPECT_EQ(choose_expanded_heads({1, 2048, 513}, 128, 8, 4096), 4u);
-  EXPECT_EQ(choose_expanded_heads({1, 2048, 2048}, 128, 8, 4096), 2u);
-  EXPECT_EQ(choose_expanded_heads({1, 2048, 4096}, 128, 8, 4096), 1u);
-  EXPECT_EQ(choose_expanded_heads({1, 2048, 4097}, 128, 8, 4096), 0u);
-  EXPECT_EQ(choose_expanded_heads({1, 2048, 2000}, 128, 3, 4096), 2u);
-  EXPECT_EQ(choose_expanded_heads({1, 2048, 8}, 128, 8, 0), 0u);
+  EXPECT_EQ(choose_expanded_heads({1, 512, 8}, 128, 32, 8, most), 8u);
+  EXPECT_EQ(choose_expanded_heads({32, 8192, 160}, 128, 32, 8, most), 8u);
+  EXPECT_EQ(choose_expanded_heads({4, 1023, 20}, 128, 32, 8, most), 0u);  // too few tokens a row
+  EXPECT_EQ(choose_expanded_heads({0, 0, 0}, 128, 32, 8, most), 0u);
+  EXPECT_EQ(choose_expanded_heads({2, 1023, 20}, 64, 32, 8, most), 0u);
+  EXPECT_EQ(choose_expanded_heads({2, 1024, 20}, 64, 32, 8, most), 8u);
+  EXPECT_EQ(choose_expanded_heads({1, 2048, 512}, 128, 32, 8, 4096), 8u);
+  EXPECT_EQ(choose_expanded_heads({1, 2048, 513}, 128, 32, 8, 4096), 4u);
+  EXPECT_EQ(choose_expanded_heads({1, 2048, 2048}, 128, 32, 8, 4096), 2u);
+  EXPECT_EQ(choose_expanded_heads({1, 4096, 4096}, 128, 32, 8, 4096), 1u);
+  EXPECT_EQ(choose_expanded_heads({1, 4096, 4097}, 128, 32, 8, 4096), 0u);
+  EXPECT_EQ(choose_expanded_heads({1, 2048, 2000}, 128, 12, 3, 4096), 2u);
+  EXPECT_EQ(choose_expanded_heads({1, 2048, 8}, 128, 32, 8, 0), 0u);
+  // Two heads at a time: too few items of 128 tokens and a head for the SMs.
+  EXPECT_EQ(choose_expanded_heads({1, 2047, 2048}, 128, 32, 8, 4096), 0u);
 }
 
 TEST(AttentionChoice, devices_use_the_row_of_the_highest_capability_not_above_their_own) {

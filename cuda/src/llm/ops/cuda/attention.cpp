@@ -148,7 +148,7 @@ kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& 
   }
   if (batch.has_shared_prefix && !plan.has_groups)
     plan.shared_splits = kernels::shared_splits_max(batch.row_count);
-  plan.expanded_heads = batch.expanded_heads;
+  if (plan.expanded != nullptr) plan.expanded_heads = batch.expanded_heads;
   return plan;
 }
 
