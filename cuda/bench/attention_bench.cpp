@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "bench/device_limits.h"
-#include "kernels/attention/attention_prefill.h"
+#include "kernels/ptx/code.h"
 #include "kernels/shared/numeric.h"
 #include "llm/ops/cuda/attention.h"
 #include "llm/ops/host/kv_rows.h"
@@ -66,9 +66,8 @@ constexpr Shape k70B = {"70B", 64, 8, 128};
 // A step of equal rows over a pool of random values, and what its layers need.
 class Work {
  public:
-  // converts: q8_0 and fp8 pages of long rows are converted first.
   Work(const Shape& shape, KvType type, uint32_t rows, uint32_t row_tokens, uint32_t positions,
-       bool batch_invariant, bool converts = false)
+       bool batch_invariant)
       : shape_(shape), rows_(rows), row_tokens_(row_tokens), positions_(positions) {
     const uint32_t row_pages = (positions + kPageTokens - 1) / kPageTokens;
     pool_.format = type;
@@ -114,29 +113,22 @@ class Work {
     value_ = upload(std::vector<float>(kv_floats, 0.25f));
     frequencies_ = upload(std::vector<float>(128, 0.01f));
 
-    Limits limits{};
-    limits.max_batch_tokens = batch_.token_count;
-    limits.max_batch_rows = rows;
-    limits.max_sequence_tokens = positions;
-    limits.head_count = shape.heads;
-    limits.kv_head_count = shape.kv_heads;
-    limits.head_length = shape.head_length;
-    limits.batch_invariant = batch_invariant;
+    limits_.max_batch_tokens = batch_.token_count;
+    limits_.max_batch_rows = rows;
+    limits_.max_sequence_tokens = positions;
+    limits_.head_count = shape.heads;
+    limits_.kv_head_count = shape.kv_heads;
+    limits_.head_length = shape.head_length;
+    limits_.kv_type = type;
+    limits_.batch_invariant = batch_invariant;
     int device = 0, major = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     check(cudaDeviceGetAttribute(&launch_.sm_count, cudaDevAttrMultiProcessorCount, device), "sm");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "major");
     launch_.compute_capability = major * 10;
     check(cudaStreamCreate(&launch_.stream), "stream");
-    limits.kv_type = type;
-    if (converts && kernels::attention_prefill_has_warpgroup(shape.head_length, launch_))
-      batch_.expanded_heads = kernels::choose_expanded_heads(
-          {rows, batch_.token_count, pool_.page_count}, shape.head_length, shape.heads,
-          shape.kv_heads,
-          kernels::expanded_pages_max(type, shape.head_length, shape.kv_heads, positions,
-                                      batch_.token_count));
-    scratch_ = device_array<uint8_t>(CudaAttention::scratch_bytes(limits, launch_));
-    check(attention_.prepare(limits, scratch_, launch_), "prepare");
+    scratch_ = device_array<uint8_t>(CudaAttention::scratch_bytes(limits_, launch_));
+    check(attention_.prepare(limits_, scratch_, launch_), "prepare");
   }
   ~Work() {
     cudaStreamDestroy(launch_.stream);
@@ -206,7 +198,15 @@ class Work {
     return 4.0 * rows_ * pairs * shape_.heads * shape_.head_length;
   }
   uint32_t token_count() const { return batch_.token_count; }
-  bool converts() const { return batch_.expanded_heads != 0; }
+  // From now on, pages are converted to f16 first; returns whether an engine would do so.
+  bool convert_pages() {
+    DeviceTraits traits;
+    traits.compute_capability = launch_.compute_capability;
+    traits.has_warpgroup_code = kernels::has_warpgroup_code();
+    batch_.expanded_heads =
+        choose_expanded_heads(limits_, traits, {rows_, batch_.token_count, pool_.page_count});
+    return batch_.expanded_heads != 0;
+  }
 
  private:
   RopeKvArgs rope_args(uint32_t layer) const {
@@ -256,6 +256,7 @@ class Work {
   uint32_t rows_, row_tokens_, positions_;
   KvPool pool_;
   Batch batch_;
+  Limits limits_;
   kernels::Launch launch_;
   CudaAttention attention_;
   float *query_ = nullptr, *out_ = nullptr, *key_ = nullptr, *value_ = nullptr;
@@ -277,15 +278,16 @@ void decode(const Shape& shape, KvType type, uint32_t rows, uint32_t positions,
 }
 
 void prefill(const Shape& shape, KvType type, uint32_t tokens, uint32_t positions) {
-  for (const bool converts : {false, true}) {
-    Work work(shape, type, 1, tokens, positions, false, converts);
-    if (converts != work.converts()) break;
+  Work work(shape, type, 1, tokens, positions, false);
+  const auto print = [&](char mark) {
     const auto times = work.time_attention();
     std::printf("prefill %-4s %-5s%c %4u / %-6u %9.1f us %9.1f us", shape.name,
-                kTypeNames[static_cast<int>(type)], work.converts() ? '*' : ' ', tokens, positions,
-                times.least * 1e6, times.median * 1e6);
+                kTypeNames[static_cast<int>(type)], mark, tokens, positions, times.least * 1e6,
+                times.median * 1e6);
     print_products(work.flop(), times.median);
-  }
+  };
+  print(' ');
+  if (work.convert_pages()) print('*');
 }
 
 void rope(const Shape& shape, KvType type, uint32_t tokens) {

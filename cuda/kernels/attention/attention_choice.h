@@ -15,6 +15,7 @@ namespace wcuda::kernels {
 
 constexpr uint32_t kDecodeGroupMax = 8;    // query heads of one key-value head that a block serves
 constexpr uint32_t kDecodeDraftsMax = 15;  // drafts of a sequence in a step
+constexpr uint32_t kPrefillTileTokens = 128;
 constexpr uint32_t kPrefillWarpgroupHeadMax = 128;
 constexpr uint32_t kDecodeSharedHeadsMax = 128;                // query heads of a key-value head
 constexpr uint32_t kDecodeSharedRowsMax = 512;                 // of a step with shared prefixes
@@ -187,10 +188,10 @@ constexpr uint64_t expanded_page_bytes(uint32_t head_length) {
 inline uint64_t expanded_pages_max(KvFormat format, uint32_t head_length, uint32_t kv_head_count,
                                    uint32_t sequence_tokens_max, uint32_t batch_tokens_max) {
   if (format == KvFormat::kF16 || !prefill_has_warpgroup(head_length, 90)) return 0;
-  const uint64_t positions = std::max(sequence_tokens_max, batch_tokens_max);
   // The last page of each row may not be full.
   const uint64_t pages =
-      (positions + kPagePositions - 1) / kPagePositions + batch_tokens_max / kExpandedRowTokensMin;
+      divide_up(std::max(sequence_tokens_max, batch_tokens_max), kPagePositions) +
+      batch_tokens_max / kExpandedRowTokensMin;
   return std::min(pages * kv_head_count, kExpandedBytesMax / expanded_page_bytes(head_length));
 }
 
@@ -205,8 +206,8 @@ inline uint32_t choose_expanded_heads(const LongRows& rows, uint32_t head_length
   uint32_t heads = kv_head_count;
   while (heads > 1 && uint64_t{rows.page_count} * heads > pages_max) heads = divide_up(heads, 2);
   if (uint64_t{rows.page_count} * heads > pages_max) return 0;
-  constexpr uint32_t kItemTokens = 128;
-  const uint32_t items = rows.token_count / kItemTokens * heads * (head_count / kv_head_count);
+  const uint32_t items =
+      rows.token_count / kPrefillTileTokens * heads * (head_count / kv_head_count);
   return heads == kv_head_count || items >= kExpandedGroupItemsMin ? heads : 0;
 }
 

@@ -105,8 +105,8 @@ cudaError_t attention_prefill_expanded(const AttentionKernelArgs& args, const La
   for (uint32_t first = 0; first < pages.head_count; first += plan.expanded_heads) {
     const uint32_t heads = std::min(plan.expanded_heads, pages.head_count - first);
     call.pages.head_count = heads;
-    call.pages.page_count = static_cast<uint32_t>(
-        plan.expanded_bytes / (uint64_t{2} * heads * kPagePositions) / call.pages.row_bytes);
+    call.pages.page_count = static_cast<uint32_t>(plan.expanded_bytes /
+                                                  (heads * expanded_page_bytes(pages.head_length)));
     call.first_head = first * plan.group_heads;
     call.item_heads = heads * plan.group_heads;
     cudaError_t status = expand(

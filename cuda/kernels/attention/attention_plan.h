@@ -27,7 +27,6 @@
 
 namespace wcuda::kernels {
 
-constexpr uint32_t kPrefillTileTokens = 128;
 constexpr uint32_t kDecodeGroupRowsMax = 512;
 
 struct PrefillTile {

@@ -146,7 +146,7 @@ __device__ __forceinline__ Each<T, kSlots> each(Map map) {
 // all threads; overwrites `segments`; ends with a block barrier.
 __device__ __forceinline__ uint64_t block_sum(Shared* shared, uint64_t own, uint64_t* before) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint64_t prefix = warp_prefix(own, threadIdx.x % 32);
+  const uint64_t prefix = warp_prefix(own, lane);
   if (lane == 31) shared->segments[warp] = prefix;
   __syncthreads();
   const uint64_t segment = lane < kWarps ? shared->segments[lane] : 0;

@@ -22,7 +22,7 @@ __device__ __forceinline__ void locate_in_warp(const Row<kIsShared>& r, uint64_t
       before += step_sum;
       continue;
     }
-    const uint64_t prefix = before + warp_prefix(own, threadIdx.x % 32);
+    const uint64_t prefix = before + warp_prefix(own, r.lane());
     if (prefix >= goal && prefix - own < goal) found(id, logit);
     return;
   }
@@ -115,7 +115,7 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
     const uint32_t part = part_bins / 32;  // bins per lane
     uint64_t part_sum = 0;
     for (uint32_t i = 0; i < part; ++i) part_sum += total_of(bins[r.lane() * part + i]);
-    const uint64_t prefix = warp_prefix(part_sum, threadIdx.x % 32);
+    const uint64_t prefix = warp_prefix(part_sum, r.lane());
     passed += prefix - part_sum;
     if (passed < needed && passed + part_sum >= needed) {
       uint32_t at = r.lane() * part;

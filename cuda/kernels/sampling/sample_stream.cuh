@@ -379,7 +379,7 @@ struct Stream {
 #pragma unroll
     for (uint32_t i = 0; i < kItemsPerLane; ++i)
       own += sums[i] = __ldcg(&scratch_of(k).items[kItemsPerLane * r.lane() + i].other);
-    const uint64_t prefix = warp_prefix(own, threadIdx.x % 32);
+    const uint64_t prefix = warp_prefix(own, r.lane());
     const int32_t lane = __ffs(__ballot_sync(kAllLanes, prefix >= goal)) - 1;
     uint64_t before = prefix - own;
     uint32_t at = 0;

@@ -85,10 +85,8 @@ Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gg
   if (cost.row_tokens > 1)
     shape.long_rows = {cost.row_count, shape.token_count,
                        cost.row_count * kernels::divide_up(shape.max_positions, ops::kPageTokens)};
-  const uint32_t expanded_heads =
-      ops::choose_expanded_heads(limits, report.rates.traits, shape.long_rows);
   if (!report.rates.traits.is_host) shape = launched_shape(shape, limits, has_persistent_layers);
-  shape.expanded_heads = expanded_heads;
+  shape.expanded_heads = ops::choose_expanded_heads(limits, report.rates.traits, shape.long_rows);
   report.plan = ops::plan_step(load.config, load.weights, limits, report.rates.traits, shape);
   for (const ops::Node& node : report.plan.nodes)
     report.costs.push_back(ops::node_cost(load.config, load.weights, report.plan, node, cost));

@@ -303,15 +303,18 @@ bool allows_shared_prefix(const model::Config& config, const Limits& limits,
          head_tiles(config, shape) > device.sm_count;
 }
 
+uint64_t expanded_pages_max(const Limits& limits) {
+  return kernels::expanded_pages_max(limits.kv_type, limits.head_length, limits.kv_head_count,
+                                     limits.max_sequence_tokens, limits.max_batch_tokens);
+}
+
 uint32_t choose_expanded_heads(const Limits& limits, const DeviceTraits& device,
                                const kernels::LongRows& rows) {
   if (!device.has_warpgroup_code ||
       !kernels::prefill_has_warpgroup(limits.head_length, device.compute_capability))
     return 0;
-  return kernels::choose_expanded_heads(
-      rows, limits.head_length, limits.head_count, limits.kv_head_count,
-      kernels::expanded_pages_max(limits.kv_type, limits.head_length, limits.kv_head_count,
-                                  limits.max_sequence_tokens, limits.max_batch_tokens));
+  return kernels::choose_expanded_heads(rows, limits.head_length, limits.head_count,
+                                        limits.kv_head_count, expanded_pages_max(limits));
 }
 
 bool allows_persistent_layers(const Limits& limits, const DeviceTraits& device) {

@@ -183,6 +183,8 @@ StepPlan plan_step(const model::Config& config, const model::Weights& weights, c
 // Returns whether steps of one token may use persistent fused layers at all.
 bool allows_persistent_layers(const Limits& limits, const DeviceTraits& device);
 
+// Returns kernels::expanded_pages_max for an engine of these sizes.
+uint64_t expanded_pages_max(const Limits& limits);
 // Returns what StepShape::expanded_heads should be for these long rows.
 uint32_t choose_expanded_heads(const Limits& limits, const DeviceTraits& device,
                                const kernels::LongRows& rows);

@@ -37,9 +37,7 @@ Sizes sizes_of(const Limits& limits, const kernels::Launch& launch) {
   sizes.head_tiles = kernels::decode_head_tiles(limits.head_count, limits.kv_head_count);
   if (has_warpgroup)
     sizes.expanded_bytes =
-        kernels::expanded_pages_max(limits.kv_type, limits.head_length, limits.kv_head_count,
-                                    limits.max_sequence_tokens, limits.max_batch_tokens) *
-        kernels::expanded_page_bytes(limits.head_length);
+        expanded_pages_max(limits) * kernels::expanded_page_bytes(limits.head_length);
   const uint64_t floats =
       kernels::decode_partial_floats(limits.head_count, limits.kv_head_count, limits.head_length);
   if (!limits.batch_invariant) {
