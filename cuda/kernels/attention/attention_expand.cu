@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
     shared_pages[i] = __ldcg(args.row_pages + i);
   __syncthreads();
   dependent_wait();
-  const uint32_t page_count = row_pages[row_count];
+  // The host chose the step's heads so that all pages have room.
+  const uint32_t page_count = min(row_pages[row_count], args.target.page_count);
   const uint32_t planes = args.target.head_count * 2;
   const uint32_t n = args.target.head_length, chunks = n / 8;
   for (uint32_t item = blockIdx.x; item < page_count * planes; item += gridDim.x) {
@@ -67,10 +68,8 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
         __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
     const uint8_t* const source =
         page_rows(args.pages, args.layer, number, args.first_head + head, is_value);
-    auto* const target =
-        reinterpret_cast<uint4*>(args.target.data) +
-        ((uint64_t{page} * 2 + (is_value ? 1 : 0)) * args.target.head_count + head) *
-            kPagePositions * chunks;
+    auto* const target = reinterpret_cast<uint4*>(
+        const_cast<uint8_t*>(page_rows(args.target, 0, page, head, is_value)));
     const uint32_t count = min(end - index * kPagePositions, kPagePositions) * chunks;
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < count; i += kBlockThreads)
