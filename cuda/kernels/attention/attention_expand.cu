@@ -17,6 +17,12 @@ namespace {
 
 constexpr uint32_t kBlockThreads = 256;
 constexpr uint32_t kSmBlocks = 8;
+// An SM of other devices has no room for as many; they do not run the kernel.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr uint32_t kBoundBlocks = 1;
+#else
+constexpr uint32_t kBoundBlocks = kSmBlocks;
+#endif
 constexpr uint32_t kSharedRowsMax = 8191;  // whose pages are counted in shared memory
 
 struct ExpandArgs {
@@ -37,7 +43,7 @@ struct RowPages {
 };
 
 template <KvFormat kFormat>
-__global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
+__global__ void __launch_bounds__(kBlockThreads, kBoundBlocks)
     attention_expand_kernel(const ExpandArgs args) {
   extern __shared__ uint32_t shared_pages[];
   dependent_trigger();
