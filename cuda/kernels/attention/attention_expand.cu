@@ -11,18 +11,13 @@
 #include "kernels/attention/find_row.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
+#include "kernels/ptx/wgmma.cuh"
 
 namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kBlockThreads = 256;
 constexpr uint32_t kSmBlocks = 8;
-// An SM of other devices has no room for as many; they do not run the kernel.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr uint32_t kBoundBlocks = 1;
-#else
-constexpr uint32_t kBoundBlocks = kSmBlocks;
-#endif
 constexpr uint32_t kSharedRowsMax = 8191;  // whose pages are counted in shared memory
 
 struct ExpandArgs {
@@ -42,8 +37,9 @@ struct RowPages {
   }
 };
 
+// Other devices do not run the kernel, and an SM of some has no room for as many blocks.
 template <KvFormat kFormat>
-__global__ void __launch_bounds__(kBlockThreads, kBoundBlocks)
+__global__ void __launch_bounds__(kBlockThreads, WCUDA_HAS_WARPGROUPS ? kSmBlocks : 1)
     attention_expand_kernel(const ExpandArgs args) {
   extern __shared__ uint32_t shared_pages[];
   dependent_trigger();

@@ -128,13 +128,14 @@ class ZctlGuest {
 
   template <class T>
   void write(uint32_t offset, const std::vector<T>& values) {
-    if (values.empty()) return;  // memcpy takes no null pointer
-    std::memcpy(memory.data() + offset, values.data(), values.size() * sizeof(T));
+    // memcpy takes no null pointer, as an empty vector may have.
+    if (!values.empty())
+      std::memcpy(memory.data() + offset, values.data(), values.size() * sizeof(T));
   }
   template <class T>
   std::vector<T> read(uint32_t offset, size_t count) const {
     std::vector<T> values(count);
-    if (count != 0) std::memcpy(values.data(), memory.data() + offset, count * sizeof(T));
+    if (!values.empty()) std::memcpy(values.data(), memory.data() + offset, count * sizeof(T));
     return values;
   }
   // A descriptor at `offset`, with its shape behind it, and its strides, if it has any.
