@@ -3,13 +3,15 @@
 // Each layer of a graph has keys and values of its own, so that none lie in L2. Prefill of
 // quantized keys and values is timed twice; `*`: pages are converted to f16 before.
 //
-//   attention_bench [ROWSxPOSITIONS …]   decode of 8B at these, f16, instead of the whole list
+//   attention_bench [[TYPE:]ROWSxPOSITIONS …]   decode of 8B at these, f16 unless TYPE says q8_0 or
+//                                               fp8, instead of the whole list
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -308,10 +310,19 @@ int main(int argument_count, char** arguments) {
   std::printf("%s, %d SM; least and median of %d\n", properties.name,
               properties.multiProcessorCount, kRepeats);
   for (int i = 1; i < argument_count; ++i) {
+    KvType type = KvType::kF16;
+    const char* shape = arguments[i];
+    for (const KvType known : kTypes) {
+      const char* const name = kTypeNames[static_cast<int>(known)];
+      const size_t length = std::strlen(name);
+      if (std::strncmp(shape, name, length) != 0 || shape[length] != ':') continue;
+      type = known;
+      shape += length + 1;
+      break;
+    }
     char* positions = nullptr;
-    const auto rows = static_cast<uint32_t>(std::strtoul(arguments[i], &positions, 10));
-    decode(k8B, KvType::kF16, rows,
-           static_cast<uint32_t>(std::strtoul(positions + 1, nullptr, 10)));
+    const auto rows = static_cast<uint32_t>(std::strtoul(shape, &positions, 10));
+    decode(k8B, type, rows, static_cast<uint32_t>(std::strtoul(positions + 1, nullptr, 10)));
   }
   if (argument_count > 1) return 0;
   for (const KvType type : kTypes) {

@@ -36,10 +36,9 @@ constexpr uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count
 }
 
 // Returns the blocks of attention_decode per SM.
-constexpr uint32_t decode_sm_blocks(uint32_t head_length, KvFormat format) {
+constexpr uint32_t decode_sm_blocks(uint32_t head_length) {
   for (const DecodeBlocks& row : kDecodeBlocks)
-    if (head_length <= row.head_length && row.is_f16 == (format == KvFormat::kF16))
-      return row.sm_blocks;
+    if (head_length <= row.head_length) return row.sm_blocks;
   return 1;
 }
 

@@ -4,8 +4,9 @@
 // key-value heads. A block handles its run as a series of segments (attention_decode_step.cuh),
 // each in one row and head. If the rest of the run begins with several complete heads of a row, the
 // warps are divided into teams, and each team handles one of these heads; otherwise all warps form
-// one team. The warps of a team take the tiles of 16 positions in turn. Each warp loads its tiles
-// through its own ring in shared memory, so the loop over the tiles needs no barrier between warps.
+// one team. The warps of a team take the tiles of 16 or 32 positions in turn. Each warp loads its
+// tiles through its own ring in shared memory, so the loop over the tiles needs no barrier between
+// warps.
 //
 // In steps with many rows of few positions, most of the time goes into loading the queries and the
 // new key and value of each head. A team of one warp therefore copies those of its next head while
@@ -37,18 +38,19 @@
 namespace wcuda::kernels {
 namespace {
 
-template <int kLength, KvFormat kFormat>
-constexpr int kSmBlocks = decode_sm_blocks(kLength, kFormat);
+template <int kLength>
+constexpr int kSmBlocks = decode_sm_blocks(kLength);
 
 constexpr int run_ring_bytes(int length, KvFormat format, bool is_exact) {
   if (format == KvFormat::kF16) return (length > 128 ? 32 : is_exact ? 24 : 16) * 1024;
-  return (length > 128 ? 18 : 13) * 1024;
+  return 18 * 1024;
 }
 // Kernels compiled for one head length (kExact) need up to 164 KiB of shared memory. The others
 // serve any length up to kLength with the 99 KiB that a block can have on every device.
 template <int kLength, KvFormat kFormat, bool kExact>
 using RunShape = DecodeShape<kLength, kFormat, kExact, kExact || kLength <= 128 ? 4 : 2,
-                             run_ring_bytes(kLength, kFormat, kExact)>;
+                             run_ring_bytes(kLength, kFormat, kExact), false,
+                             kExact ? tile_positions(kLength, kFormat) : kPartPositions>;
 
 template <class S>
 struct SharedLayout {
@@ -58,7 +60,7 @@ struct SharedLayout {
   static_assert(NewKv<S::kLength>::bytes(kMmaHeads) <= 2 * S::kSumBytes);
   static_assert(NewKv<S::kLength>::bytes(kMmaHeads / 2) <= S::kSumBytes);
   // Hopper has 228 KiB of shared memory per SM, of which the system reserves 1 KiB per block.
-  static_assert(kSmBlocks<S::kLength, S::kFormat> * (kBytes + 1024) <= 228 * 1024);
+  static_assert(kSmBlocks<S::kLength> * (kBytes + 1024) <= 228 * 1024);
   static_assert(S::kExact || kBytes + 1024 <= 100 * 1024);
 };
 
@@ -185,7 +187,7 @@ __device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
 }
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>)
+__global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength>)
     attention_decode_kernel(const __grid_constant__ AttentionKernelArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
   dependent_trigger();
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
         shared + SharedLayout<S>::kReduction + (warp - segment.team.rank) * S::kSumBytes;
     const NewKv<S::kLength> new_kv{memory};
     const ReductionBuffer<S::kLength> reduction{memory, S::kSumBytes};
-    TileRange tiles;
+    TileRange<S> tiles;
     tiles.begin(segment);
     sums.clear();
     const Heads heads(args, segment);
@@ -243,20 +245,7 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
         next_page = page_of(args, next.row, next.position / kPagePositions);
     }
     const bool has_few_tiles = tiles.next + S::kStages > tiles.end;
-    for (; tiles.next < tiles.end; tiles.next += segment.team.count) {
-      copy_async_wait<S::kStages - 1>();
-      __syncwarp();
-      const uint32_t keys = ring + stage * S::kStageBytes;
-      float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      S::Tile::score(keys, args.pages, queries.halves, lane, scores);
-      const TileNumerators numerators = softmax_scores<S>(
-          args, queries, segment, tiles.next * kTilePositions, lane, scores, &sums);
-      S::Tile::add(keys + S::Tile::kBytes, args.pages, numerators.words[0], numerators.words[1],
-                   lane, sums.values);
-      __syncwarp();  // all lanes are done with the stage
-      loader.issue(stage, count);
-      stage = stage + 1 == S::kStages ? 0 : stage + 1;
-    }
+    add_tiles<S>(args, segment, queries, ring, count, &tiles, &stage, &loader, &sums);
     finish_segment<S>(args, segment, heads, start, reduction, sums, prefix);
     if (is_copied) {
       // The copies of the next heads belong to the first group that the loop committed. After at
@@ -285,8 +274,7 @@ struct Instances {
   template <int kLength, KvFormat kFormat>
   static Instance version() {
     using S = RunShape<kLength, kFormat, kExact>;
-    return {attention_decode_kernel<S>, SharedLayout<S>::kBytes, S::kThreads,
-            kSmBlocks<kLength, kFormat>};
+    return {attention_decode_kernel<S>, SharedLayout<S>::kBytes, S::kThreads, kSmBlocks<kLength>};
   }
 };
 

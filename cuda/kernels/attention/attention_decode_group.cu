@@ -26,10 +26,14 @@ namespace {
 
 constexpr uint32_t kPartialBytes = 32;  // one Float4Partial between blocks
 
-// Rings of 96 KiB per block.
+// Rings of 96 KiB per block; 104 with q8_0, for three stages of a warp.
+constexpr int group_ring_bytes(int length, KvFormat format) {
+  return (length > 128 ? 24 : format == KvFormat::kQ8_0 ? 13 : 12) * 1024;
+}
 template <int kLength, KvFormat kFormat>
-using GroupShape = DecodeShape<kLength, kFormat, true, kLength <= 128 ? 8 : 4,
-                               (kLength <= 128 ? 12 : 24) * 1024, true>;
+using GroupShape =
+    DecodeShape<kLength, kFormat, true, kLength <= 128 ? 8 : 4, group_ring_bytes(kLength, kFormat),
+                true, tile_positions(kLength, kFormat)>;
 
 template <class S>
 struct SharedLayout {
@@ -163,7 +167,7 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   const bool has_waited = fill_ring<S>(args, &loader);
   Segment segment;
   walk.next(&segment);
-  TileRange tiles;
+  TileRange<S> tiles;
   tiles.begin(segment);
   WarpSums<S::kLength> sums;
   sums.clear();
@@ -181,25 +185,8 @@ __global__ void __launch_bounds__(S::kThreads, 2)
                        &queries);
   const bool has_cluster = args.plan.cluster_blocks != 0 && !is_alone;
   if (has_cluster) cluster_arrive();  // from here on, other blocks may overwrite new_kv
-  using Tile = typename S::Tile;
-  for (uint32_t stage = 0; tiles.next < tiles.end; tiles.next += S::kWarps) {
-    // Waits for the oldest stage, uses it, and refills it when all lanes are done with it.
-    const auto use_stage = [&](const auto& use) {
-      copy_async_wait<S::kStages - 1>();
-      __syncwarp();
-      use(ring + stage * S::kStageBytes);
-      __syncwarp();
-      loader.issue(stage, 1);
-      stage = stage + 1 == S::kStages ? 0 : stage + 1;
-    };
-    float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    use_stage([&](uint32_t keys) { Tile::score(keys, args.pages, queries.halves, lane, scores); });
-    const TileNumerators numerators =
-        softmax_scores<S>(args, queries, segment, tiles.next * kTilePositions, lane, scores, &sums);
-    use_stage([&](uint32_t values) {
-      Tile::add(values, args.pages, numerators.words[0], numerators.words[1], lane, sums.values);
-    });
-  }
+  uint32_t stage = 0;
+  add_tiles<S>(args, segment, queries, ring, 1, &tiles, &stage, &loader, &sums);
   copy_async_wait<0>();
   __syncwarp();
   put_sums<S>(sums, warp, reduction);

@@ -1,11 +1,11 @@
 // Device code of all decode kernels: the ring of tiles that a warp loads, the queries as MMA
-// operands, softmax over a tile of 16 positions, and the merging of partial results. Included only
-// by .cu files.
+// operands, softmax over a tile of 16 or 32 positions, and the merging of partial results. Included
+// only by .cu files.
 //
 // A segment is a range of consecutive positions of one row and one group of query heads. A team is
 // the warps of a block that work on one segment: all of them, or some of them if the block works on
-// several segments at once. The warps of a team take the tiles of 16 positions in turn, and each
-// warp loads its tiles through its own ring of stages in shared memory. With a team of 4 warps:
+// several segments at once. The warps of a team take the tiles in turn, and each warp loads its
+// tiles through its own ring of stages in shared memory. With a team of 4 warps:
 //
 //   warp 0   tile 0 | tile 4 | tile 8  …       for each tile: load → scores = K·q → softmax →
 //   warp 1   tile 1 | tile 5 | tile 9  …       sums += V·numerators
@@ -31,7 +31,13 @@
 namespace wcuda::kernels {
 
 // Drafts before a row are in the tile of its position, or in the one before.
-static_assert(kDecodeDraftsMax < kTilePositions);
+static_assert(kDecodeDraftsMax < kPartPositions);
+
+// Positions of a tile of heads of exactly `head_length` elements: 32 if a row has at most some 128
+// bytes, because a tile's waits and branches take as long whatever its bytes.
+constexpr int tile_positions(int head_length, KvFormat format) {
+  return head_length <= (format == KvFormat::kF16 ? 64 : 128) ? 2 * kPartPositions : kPartPositions;
+}
 
 constexpr int kMmaHeads = 8;  // query heads per MMA: its N dimension
 static_assert(kMmaHeads == kDecodeGroupMax);
@@ -45,7 +51,7 @@ constexpr uint32_t kSumStride = kLength + 4;
 // they have at most kLength. With kSeparateKv, the keys and the values of a tile are in two
 // consecutive stages; otherwise they are in one.
 template <int kLength_, KvFormat kFormat_, bool kExact_, int kWarps_, int kRingBytes,
-          bool kSeparateKv_ = false>
+          bool kSeparateKv_ = false, int kTilePositions_ = kPartPositions>
 struct DecodeShape {
   static constexpr int kLength = kLength_;
   static constexpr KvFormat kFormat = kFormat_;
@@ -55,7 +61,8 @@ struct DecodeShape {
   static constexpr int kThreads = kWarps * 32;
   static constexpr uint32_t kWarpBits = kWarps == 8 ? 3 : kWarps == 4 ? 2 : 1;
   static_assert(kWarps == 1 << kWarpBits);
-  using Tile = DecodeTile<kLength, kFormat, kExact>;
+  static constexpr int kTilePositions = kTilePositions_, kParts = kTilePositions / kPartPositions;
+  using Tile = DecodeTile<kLength, kFormat, kExact, kTilePositions>;
 
   // Stages of a warp's ring: at most 6, and no more than fit into kRingBytes.
   static constexpr uint32_t kStageBytes = (kSeparateKv ? 1 : 2) * Tile::kBytes;
@@ -135,12 +142,14 @@ __device__ __forceinline__ uint32_t page_of(const AttentionKernelArgs& args, uin
 }
 
 // The tiles of a segment that one warp works on. The warps of the team take the tiles in turn.
+template <class S>
 struct TileRange {
   uint32_t next = 0;
   uint32_t end = 0;
   __device__ void begin(const Segment& segment) {
-    next = segment.begin / kTilePositions + segment.team.rank;
-    end = segment.begin < segment.end ? (segment.end + kTilePositions - 1) / kTilePositions : 0;
+    constexpr uint32_t kPositions = S::kTilePositions;
+    next = segment.begin / kPositions + segment.team.rank;
+    end = segment.begin < segment.end ? (segment.end + kPositions - 1) / kPositions : 0;
   }
 };
 
@@ -150,6 +159,7 @@ template <class S, class Walk>
 class Loader {
  public:
   using Tile = typename S::Tile;
+  static constexpr uint32_t kTilePositions = S::kTilePositions;
   __device__ Loader(const AttentionKernelArgs& args, const Walk& segments, const StartWords& start,
                     uint32_t lane, uint32_t ring)
       : args_(args), segments_(segments), start_(start), lane_(lane), ring_(ring) {
@@ -176,7 +186,7 @@ class Loader {
       const KvPages& pages = args_.pages;
       const uint32_t first = tiles_.next * kTilePositions;
       RowRange valid{segment_.begin > first ? segment_.begin - first : 0,
-                     min(segment_.end - first, uint32_t{kTilePositions})};
+                     min(segment_.end - first, kTilePositions)};
       if (has_newest_next() && args_.key != nullptr && segment_count_ > stored) --valid.end;
       const uint8_t* keys = page_rows(pages, args_.layer, page_, segment_.kv_head, false) +
                             first % kPagePositions * pages.row_bytes;
@@ -225,7 +235,7 @@ class Loader {
   Walk segments_;
   const StartWords& start_;
   Segment segment_;
-  TileRange tiles_;
+  TileRange<S> tiles_;
   uint32_t lane_, ring_;
   uint32_t segment_count_ = 0;               // number of segments begun so far
   uint32_t first_row_ = 0, first_page_ = 0;  // of the first segment
@@ -445,6 +455,7 @@ __device__ __forceinline__ void prepare_segment(
     uint32_t page, const Rotations<S::kLength>& rotations, const NewKv<S::kLength>& new_kv,
     uint32_t ring, uint32_t stage, uint32_t next_tile, Queries<S>* queries) {
   using Tile = typename S::Tile;
+  constexpr uint32_t kTilePositions = S::kTilePositions;
   const Team team = segment.team;
   const uint32_t lane = threadIdx.x % 32, position = segment.position;
   const bool has_newest = args.key != nullptr && segment.end == position + 1;
@@ -485,9 +496,10 @@ __device__ __forceinline__ void prepare_segment(
   team.sync();  // from here on, new_kv may be overwritten
 }
 
-// The softmax numerators of a tile, as operand B of the MMA with the values of the tile.
+// The softmax numerators of a tile, as operand B of the MMAs with the values of the tile.
+template <class S>
 struct TileNumerators {
-  uint32_t words[2];
+  uint32_t words[S::kParts][2];
 };
 
 // Computes the softmax numerators of the tile that begins at position `first` from its scores, and
@@ -495,28 +507,38 @@ struct TileNumerators {
 // exceeds it by more than kSlack, so that the sums are rarely rescaled; a numerator is therefore at
 // most 2^kSlack. Positions outside the segment have the score -infinity.
 template <class S>
-__device__ __forceinline__ TileNumerators softmax_scores(const AttentionKernelArgs& args,
-                                                         const Queries<S>& queries,
-                                                         const Segment& segment, uint32_t first,
-                                                         uint32_t lane, float (&scores)[4],
-                                                         WarpSums<S::kLength>* sums) {
+__device__ __forceinline__ TileNumerators<S> softmax_scores(
+    const AttentionKernelArgs& args, const Queries<S>& queries, const Segment& segment,
+    uint32_t first, uint32_t lane, float (&scores)[S::kParts][4], WarpSums<S::kLength>* sums) {
   constexpr float kSlack = 8.0f;
-  if (queries.is_split) {
+  const bool is_partial = first < segment.begin || first + S::kTilePositions > segment.end;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) scores[j] += __shfl_xor_sync(~0u, scores[j], 2);
-  }
-  if (args.softcap != 0.0f) {
+  for (int part = 0; part < S::kParts; ++part) {
+    float(&own)[4] = scores[part];
+    if (queries.is_split) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) scores[j] = cap_score(scores[j], args.softcap);
-  }
-  if (first < segment.begin || first + kTilePositions > segment.end) {
+      for (int j = 0; j < 4; ++j) own[j] += __shfl_xor_sync(~0u, own[j], 2);
+    }
+    if (args.softcap != 0.0f) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t position = first + lane / 4 + j / 2 * 8;
-      if (position < segment.begin || position >= segment.end) scores[j] = -INFINITY;
+      for (int j = 0; j < 4; ++j) own[j] = cap_score(own[j], args.softcap);
+    }
+    if (is_partial) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t position = first + part * kPartPositions + lane / 4 + j / 2 * 8;
+        if (position < segment.begin || position >= segment.end) own[j] = -INFINITY;
+      }
     }
   }
-  const float running_max[2] = {fmaxf(scores[0], scores[2]), fmaxf(scores[1], scores[3])};
+  float running_max[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    running_max[j] = fmaxf(scores[0][j], scores[0][j + 2]);
+#pragma unroll
+    for (int part = 1; part < S::kParts; ++part)
+      running_max[j] = fmaxf(running_max[j], fmaxf(scores[part][j], scores[part][j + 2]));
+  }
   if (__any_sync(~0u, running_max[0] > sums->running_max[0] + kSlack ||
                           running_max[1] > sums->running_max[1] + kSlack)) {
     float factors[2];
@@ -536,14 +558,70 @@ __device__ __forceinline__ TileNumerators softmax_scores(const AttentionKernelAr
 #pragma unroll
       for (int j = 0; j < 4; ++j) sums->values[i][j] *= factors[j % 2];
   }
+  TileNumerators<S> numerators;
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    scores[j] = exp2_fast(scores[j] - sums->running_max[j]);
-    scores[j + 2] = exp2_fast(scores[j + 2] - sums->running_max[j]);
-    sums->denominator[j] += scores[j] + scores[j + 2];
+  for (int part = 0; part < S::kParts; ++part) {
+    float(&own)[4] = scores[part];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      own[j] = exp2_fast(own[j] - sums->running_max[j]);
+      own[j + 2] = exp2_fast(own[j + 2] - sums->running_max[j]);
+      sums->denominator[j] += own[j] + own[j + 2];
+    }
+    numerators.words[part][0] = transpose_tile(pack_halves(own[0], own[1]));
+    numerators.words[part][1] = transpose_tile(pack_halves(own[2], own[3]));
   }
-  return {{transpose_tile(pack_halves(scores[0], scores[1])),
-           transpose_tile(pack_halves(scores[2], scores[3]))}};
+  return numerators;
+}
+
+// Adds the tiles of a segment that the warp works on to its sums, and requests further tiles.
+// `stored` is that of Loader::issue.
+template <class S, class Walk>
+__device__ __forceinline__ void add_tiles(const AttentionKernelArgs& args, const Segment& segment,
+                                          const Queries<S>& queries, uint32_t ring, uint32_t stored,
+                                          TileRange<S>* tiles, uint32_t* stage,
+                                          Loader<S, Walk>* loader, WarpSums<S::kLength>* sums) {
+  using Tile = typename S::Tile;
+  const uint32_t lane = threadIdx.x % 32;
+  for (; tiles->next < tiles->end; tiles->next += segment.team.count) {
+    // Waits for the oldest stage, uses it, and refills it when all lanes are done with it.
+    const auto use_stage = [&](const auto& use) {
+      copy_async_wait<S::kStages - 1>();
+      __syncwarp();
+      use(ring + *stage * S::kStageBytes);
+      __syncwarp();
+      loader->issue(*stage, stored);
+      *stage = *stage + 1 == S::kStages ? 0 : *stage + 1;
+    };
+    TileNumerators<S> numerators;
+    float scores[S::kParts][4] = {};
+    const auto use_keys = [&](uint32_t keys) {
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part)
+        Tile::score(keys, part, args.pages, queries.halves, lane, scores[part]);
+    };
+    const auto find_numerators = [&] {
+      numerators = softmax_scores<S>(args, queries, segment, tiles->next * S::kTilePositions, lane,
+                                     scores, sums);
+    };
+    const auto use_values = [&](uint32_t values) {
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part)
+        Tile::add(values, part, args.pages, numerators.words[part][0], numerators.words[part][1],
+                  lane, sums->values);
+    };
+    if constexpr (S::kSeparateKv) {
+      use_stage(use_keys);
+      find_numerators();
+      use_stage(use_values);
+    } else {
+      use_stage([&](uint32_t keys) {
+        use_keys(keys);
+        find_numerators();
+        use_values(keys + Tile::kBytes);
+      });
+    }
+  }
 }
 
 // Shared memory to which the warps of a team write their results: for each warp the sums of each
@@ -820,16 +898,21 @@ __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, co
   for (uint32_t i = team.thread(); i < heads.count * kFloat4s; i += team.threads()) {
     const float sink = sink_of(args, heads.first + i / kFloat4s);
     Float4Partial sum = merge_warps<S>(reduction, team.count, i, sink);
-    const uint64_t first = shared.count == 0 ? 0 : shared.first(args, heads, i / kFloat4s);
-    for (uint32_t s = 0; s < shared.count; ++s) {
-      Float4Partial other[1];
-      other[0].running_max = __ldcg(shared.weights + first + s);
-      other[0].denominator = 1.0f;
-      other[0].sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (i % kFloat4s * 4 < args.pages.head_length)
-        other[0].sums = __ldcg(reinterpret_cast<const float4*>(
-            shared.results + (first + s) * args.pages.head_length + i % kFloat4s * 4));
-      sum.add(other);
+    if (shared.count != 0) {
+      const uint64_t first = shared.first(args, heads, i / kFloat4s);
+      const bool is_element = i % kFloat4s * 4 < args.pages.head_length;
+      Float4Partial others[kSharedSplitsMax];
+#pragma unroll
+      for (uint32_t s = 0; s < kSharedSplitsMax; ++s) {
+        others[s].clear(-INFINITY);
+        if (s >= shared.count) continue;
+        others[s].running_max = __ldcg(shared.weights + first + s);
+        others[s].denominator = 1.0f;
+        if (is_element)
+          others[s].sums = __ldcg(reinterpret_cast<const float4*>(
+              shared.results + (first + s) * args.pages.head_length + i % kFloat4s * 4));
+      }
+      sum.add(others);
     }
     write_float4<S::kLength>(args, heads, i, sum);
   }

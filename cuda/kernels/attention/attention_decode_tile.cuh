@@ -1,18 +1,20 @@
-// DecodeTile: the 16 positions that a warp of attention_decode works on at a time, their layout in
-// shared memory, and their use as MMA operands, for each format of the KV cache. Only for .cu
-// files.
+// DecodeTile: the 16 or 32 positions that a warp of attention_decode works on at a time, their
+// layout in shared memory, and their use as MMA operands, for each format of the KV cache. Only for
+// .cu files.
 //
-// Keys are operand A of shape (16 positions, 16 elements). Values are operand A of shape (16
-// elements, 16 positions). Each format chooses which elements a lane holds, because the sum over
-// elements may be computed in any order: query_element and sum_element return the element of a
-// register for queries and for results. f16 uses ldmatrix; q8_0 and e4m3 load words of four codes.
+// A part is 16 positions of a tile. Its keys are operand A of shape (16 positions, 16 elements),
+// its values operand A of shape (16 elements, 16 positions). Each format chooses which elements a
+// lane holds, because the sum over elements may be computed in any order: query_element and
+// sum_element return the element of a register for queries and for results. f16 uses ldmatrix; q8_0
+// and e4m3 load words of four codes.
 #pragma once
 
 #include "kernels/attention/attention_tile.cuh"
 
 namespace wcuda::kernels {
 
-constexpr int kTilePositions = 16;
+// Positions of an MMA.
+constexpr int kPartPositions = 16;
 
 __device__ __forceinline__ __half2 as_halves(uint32_t bits) {
   return *reinterpret_cast<const __half2*>(&bits);
@@ -21,17 +23,18 @@ __device__ __forceinline__ uint32_t as_bits(__half2 halves) {
   return *reinterpret_cast<const uint32_t*>(&halves);
 }
 
-__device__ __forceinline__ bool is_whole_tile(RowRange valid) {
-  return valid.begin == 0 && valid.end == kTilePositions;
+template <int kPositions>
+__device__ __forceinline__ bool is_whole(RowRange valid) {
+  return valid.begin == 0 && valid.end == kPositions;
 }
 
-// kExact: heads have exactly kLength elements, otherwise at most kLength.
-template <int kLength, KvFormat kFormat, bool kExact>
+// kExact: heads have exactly kLength elements, otherwise at most kLength. kPositions: 16 or 32.
+template <int kLength, KvFormat kFormat, bool kExact, int kPositions>
 struct DecodeTile;
 
-template <int kLength, bool kExact>
-struct DecodeTile<kLength, KvFormat::kF16, kExact> {
-  static constexpr uint32_t kBytes = kTilePositions * kLength * 2;  // of keys, and again of values
+template <int kLength, bool kExact, int kPositions>
+struct DecodeTile<kLength, KvFormat::kF16, kExact, kPositions> {
+  static constexpr uint32_t kBytes = kPositions * kLength * 2;  // of keys, and again of values
 
   // Returns the first of the two elements in register j of operand B of MMA i.
   __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
@@ -47,10 +50,10 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact> {
 
   __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
                                               const KvPages& pages, RowRange valid, uint32_t lane) {
-    if (kExact && is_whole_tile(valid))
-      copy_whole_rows<kLength * 2, kTilePositions>(target, source, lane);
+    if (kExact && is_whole<kPositions>(valid))
+      copy_whole_rows<kLength * 2, kPositions>(target, source, lane);
     else
-      copy_rows<kLength * 2, kTilePositions, 32>(target, source, row_bytes(pages), valid, lane);
+      copy_rows<kLength * 2, kPositions, 32>(target, source, row_bytes(pages), valid, lane);
   }
   // Stores row `row` of a tile. `source` is in shared memory.
   __device__ static __forceinline__ void put_row(uint32_t target, uint32_t row,
@@ -61,11 +64,11 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact> {
                       reinterpret_cast<const uint16_t*>(source)[i]);
   }
 
-  __device__ static __forceinline__ void score(uint32_t keys, const KvPages&,
+  __device__ static __forceinline__ void score(uint32_t keys, int part, const KvPages&,
                                                const uint32_t (&queries)[kLength / 16][2],
                                                uint32_t lane, float (&scores)[4]) {
     float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const uint32_t row = lane % 16;
+    const uint32_t row = part * kPartPositions + lane % 16;
 #pragma unroll
     for (int i = 0; i < kLength / 16; ++i) {
       uint32_t k[4];
@@ -77,10 +80,10 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact> {
   }
 
   // Computes sums += values * numerators. w0 and w1 are the registers of the numerators.
-  __device__ static __forceinline__ void add(uint32_t values, const KvPages&, uint32_t w0,
+  __device__ static __forceinline__ void add(uint32_t values, int part, const KvPages&, uint32_t w0,
                                              uint32_t w1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
-    const uint32_t row = lane % 8 + lane / 16 * 8;
+    const uint32_t row = part * kPartPositions + lane % 8 + lane / 16 * 8;
 #pragma unroll
     for (int i = 0; i < kLength / 16; ++i) {
       uint32_t v[4];
@@ -102,9 +105,9 @@ struct ByteElements {
 };
 
 // (16, kLength) codes; chunks of 16 are permuted by tile_offset.
-template <int kLength, bool kExact>
-struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
-  static constexpr uint32_t kBytes = kTilePositions * kLength;
+template <int kLength, bool kExact, int kPositions>
+struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact, kPositions> : ByteElements {
+  static constexpr uint32_t kBytes = kPositions * kLength;
 
   __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
     return i * 16 + lane % 4 * 4 + j * 2;
@@ -118,10 +121,10 @@ struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
 
   __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
                                               const KvPages& pages, RowRange valid, uint32_t lane) {
-    if (kExact && is_whole_tile(valid))
-      copy_whole_rows<kLength, kTilePositions>(target, source, lane);
+    if (kExact && is_whole<kPositions>(valid))
+      copy_whole_rows<kLength, kPositions>(target, source, lane);
     else
-      copy_rows<kLength, kTilePositions, 32>(target, source, row_bytes(pages), valid, lane);
+      copy_rows<kLength, kPositions, 32>(target, source, row_bytes(pages), valid, lane);
   }
   __device__ static __forceinline__ void put_row(uint32_t target, uint32_t row,
                                                  const uint8_t* source, const KvPages& pages,
@@ -135,11 +138,11 @@ struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
     return as_bits(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
   }
 
-  __device__ static __forceinline__ void score(uint32_t keys, const KvPages&,
+  __device__ static __forceinline__ void score(uint32_t keys, int part, const KvPages&,
                                                const uint32_t (&queries)[kLength / 16][2],
                                                uint32_t lane, float (&scores)[4]) {
     float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const uint32_t row = lane / 4;
+    const uint32_t row = part * kPartPositions + lane / 4;
 #pragma unroll
     for (int i = 0; i < kLength / 16; ++i) {
       const uint32_t low = load_shared_32(keys + tile_offset<kLength>(row, i) + lane % 4 * 4);
@@ -151,7 +154,7 @@ struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
     for (int j = 0; j < 4; ++j) scores[j] += odd[j];
   }
 
-  __device__ static __forceinline__ void add(uint32_t values, const KvPages&, uint32_t w0,
+  __device__ static __forceinline__ void add(uint32_t values, int part, const KvPages&, uint32_t w0,
                                              uint32_t w1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
 #pragma unroll
@@ -159,9 +162,10 @@ struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
       uint32_t codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        codes[i] =
-            load_shared_32(values + tile_offset<kLength>(value_row(i, lane), 2 * b + lane / 16) +
-                           lane / 4 % 4 * 4);
+        codes[i] = load_shared_32(
+            values +
+            tile_offset<kLength>(part * kPartPositions + value_row(i, lane), 2 * b + lane / 16) +
+            lane / 4 % 4 * 4);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         const uint32_t low = __byte_perm(codes[0], codes[1], m == 0 ? 0x5140 : 0x7362);
@@ -182,10 +186,10 @@ struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
 //
 // "Word k of the codes" of an odd block is codes 4k … 4k + 3. Word k of an even block is codes
 // 4k + 2 … 4k + 5 for k < 7, and codes 0, 1, 30 and 31 for k = 7.
-template <int kLength, bool kExact>
-struct DecodeTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
+template <int kLength, bool kExact, int kPositions>
+struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions> : ByteElements {
   static constexpr uint32_t kRowBytes = kLength / 32 * 34;
-  static constexpr uint32_t kBytes = kTilePositions * kRowBytes;
+  static constexpr uint32_t kBytes = kPositions * kRowBytes;
 
   // Returns true for even blocks if kExact. Without kExact, a row may itself begin in the middle of
   // a word. Then every block is treated as odd, and each word is assembled from two loads.
@@ -208,8 +212,8 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
 
   __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
                                               const KvPages& pages, RowRange valid, uint32_t lane) {
-    if (!kExact || !is_whole_tile(valid)) {
-      copy_raw_rows<kTilePositions, 32>(target, source, row_bytes(pages), valid, lane);
+    if (!kExact || !is_whole<kPositions>(valid)) {
+      copy_raw_rows<kPositions, 32>(target, source, row_bytes(pages), valid, lane);
       return;
     }
     constexpr int kChunks = kBytes / 16;
@@ -260,10 +264,10 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
     return half_to_float(static_cast<uint16_t>(word.scale));
   }
 
-  __device__ static __forceinline__ void score(uint32_t keys, const KvPages& pages,
+  __device__ static __forceinline__ void score(uint32_t keys, int part, const KvPages& pages,
                                                const uint32_t (&queries)[kLength / 16][2],
                                                uint32_t lane, float (&scores)[4]) {
-    const uint32_t low_row = keys + lane / 4 * row_bytes(pages);
+    const uint32_t low_row = keys + (part * kPartPositions + lane / 4) * row_bytes(pages);
     const uint32_t high_row = low_row + 8 * row_bytes(pages);
 #pragma unroll
     for (int b = 0; b < kLength / 32; ++b) {
@@ -289,12 +293,13 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
     }
   }
 
-  __device__ static __forceinline__ void add(uint32_t values, const KvPages& pages, uint32_t w0,
-                                             uint32_t w1, uint32_t lane,
+  __device__ static __forceinline__ void add(uint32_t values, int part, const KvPages& pages,
+                                             uint32_t w0, uint32_t w1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
     uint32_t rows[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) rows[i] = values + value_row(i, lane) * row_bytes(pages);
+    for (int i = 0; i < 4; ++i)
+      rows[i] = values + (part * kPartPositions + value_row(i, lane)) * row_bytes(pages);
 #pragma unroll
     for (int b = 0; b < kLength / 32; ++b) {
       if (!kExact && b * 32u >= pages.head_length) break;

@@ -92,10 +92,10 @@ TEST(AttentionChoice, teams_of_warps_get_a_whole_head_each) {
 }
 
 TEST(AttentionChoice, instances_by_head_length_format_and_device) {
-  EXPECT_EQ(decode_sm_blocks(64, KvFormat::kF16), 2u);
-  EXPECT_EQ(decode_sm_blocks(128, KvFormat::kQ8_0), 3u);
-  EXPECT_EQ(decode_sm_blocks(129, KvFormat::kFp8E4m3), 1u);
-  EXPECT_EQ(decode_sm_blocks(256, KvFormat::kF16), 1u);
+  EXPECT_EQ(decode_sm_blocks(64), 2u);
+  EXPECT_EQ(decode_sm_blocks(128), 2u);
+  EXPECT_EQ(decode_sm_blocks(129), 1u);
+  EXPECT_EQ(decode_sm_blocks(256), 1u);
   EXPECT_TRUE(decode_has_exact(128, 80));
   for (const int32_t capability : {86, 89, 120}) EXPECT_FALSE(decode_has_exact(128, capability));
   EXPECT_FALSE(decode_has_exact(80, 90));
