@@ -82,8 +82,8 @@ struct AttentionKernelArgs {
   // Rows of a group share leading pages: attention_prefill_warpgroup computes partial results of
   // these, and attention_decode combines them with its own. Requires a window of 0.
   bool is_shared = false;
-  // This step may store keys and values in the tile (16 positions) of a row's own position and in
-  // this many tiles before it. 0 without drafts. 1 if all rows have one token: at most
+  // This step may store keys and values in the tile (16 positions or more) of a row's own position
+  // and in this many tiles before it. 0 without drafts. 1 if all rows have one token: at most
   // kDecodeDraftsMax rows of the same sequence precede a row. kAllTiles if some have several.
   uint32_t stored_tiles = 0;
   // attention_decode_group triggers the next kernel at its start instead of after its wait. The
