@@ -63,11 +63,15 @@ pub(crate) fn drop_caught<T>(value: T) {
     caught(|| drop(value));
 }
 
-/// Drops a panic's payload; the drop may itself panic.
-fn discard(payload: Box<dyn Any + Send>) {
-    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(again);
+/// Drops a panic's payload. The drop may itself panic, and so may the drop of that panic's payload: the third is leaked.
+fn discard(mut payload: Box<dyn Any + Send>) {
+    for _ in 0..2 {
+        match catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            Ok(()) => return,
+            Err(next) => payload = next,
+        }
     }
+    std::mem::forget(payload);
 }
 
 /// Locks a mutex that is held during native calls. Inside a callback of the library this does not wait but returns the
@@ -85,6 +89,8 @@ pub(crate) fn lock_outside_callbacks<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -100,13 +106,27 @@ mod tests {
 
     #[test]
     fn a_payload_that_panics_when_it_is_dropped_ends_there() {
-        struct Payload;
-        impl Drop for Payload {
+        struct Endless;
+        impl Drop for Endless {
             fn drop(&mut self) {
-                panic!("dropped");
+                std::panic::panic_any(Endless);
             }
         }
         assert_eq!(caught(|| 7), Some(7));
-        assert!(caught(|| -> i32 { std::panic::panic_any(Payload) }).is_none());
+        assert!(caught(|| -> i32 { std::panic::panic_any(Endless) }).is_none());
+    }
+
+    #[test]
+    fn the_payload_of_a_payloads_drop_is_dropped() {
+        struct Payload(Arc<()>);
+        impl Drop for Payload {
+            fn drop(&mut self) {
+                std::panic::panic_any(self.0.clone());
+            }
+        }
+        let count = Arc::new(());
+        let payload = Payload(count.clone());
+        assert!(caught(move || -> i32 { std::panic::panic_any(payload) }).is_none());
+        assert_eq!(Arc::strong_count(&count), 1);
     }
 }
