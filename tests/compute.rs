@@ -9,8 +9,11 @@ use worker_cuda::{
     Layer, Priority, catalogue, cuda_available,
 };
 
+use forget::forget;
 use gpu::gpu;
 
+#[path = "support/forget.rs"]
+mod forget;
 #[path = "support/gpu.rs"]
 mod gpu;
 
@@ -393,7 +396,7 @@ fn copies_that_do_not_wait_give_their_memory_back() {
     let short = context.alloc_pinned::<u16>(60).unwrap();
     let error = buffer.write_async(50, short, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfRange);
-    std::mem::forget(buffer.read_async(0, target, None).unwrap());
+    forget(buffer.read_async(0, target, None).unwrap());
 }
 
 #[test]

@@ -70,7 +70,10 @@ impl MaskJob {
             self.fork = Fork::of(&*state, &self.guesses, &self.frame, mask);
         }
         // A choice may wait for long before its first token, and must use no memory for its state then.
-        if !matches!(self.input, Input::Start) {
+        // Dropped before there is a result: a result is leaked if a drop after it panics.
+        if matches!(self.input, Input::Start) {
+            drop(state);
+        } else {
             self.state = Some(state);
         }
         Ok(mask.map(|mask| {
