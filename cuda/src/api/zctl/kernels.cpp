@@ -236,7 +236,7 @@ class RegistryKernels final : public zctl::Kernels {
     copy(block + begin, source, bytes, [&](uint64_t end) {
       try {
         staged(begin + end);
-      } catch (...) {  // is uploaded with the rest
+      } catch (...) {  // NOLINT(bugprone-empty-catch): is uploaded with the rest
       }
     });
   }

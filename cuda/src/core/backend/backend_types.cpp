@@ -88,14 +88,17 @@ wcuda_backend_entry make_entry(int32_t type, const std::string& name, int32_t pr
   return entry;
 }
 
-// Types with their priorities, highest first.
+// Types with their priorities, highest first; those of one priority in the order of registration.
 std::vector<BuiltIn> order_of_types(
     const std::vector<std::shared_ptr<const BackendRegistration>>& registered) {
-  std::vector<BuiltIn> order(std::begin(kBuiltIn), std::end(kBuiltIn));
-  for (const auto& each : registered)
-    order.push_back({each->type, each->name.c_str(), each->priority});
-  std::stable_sort(order.begin(), order.end(),
-                   [](const BuiltIn& a, const BuiltIn& b) { return a.priority > b.priority; });
+  std::vector<BuiltIn> order;
+  const auto add = [&](const BuiltIn& type) {
+    order.insert(std::find_if(order.begin(), order.end(),
+                              [&](const BuiltIn& each) { return each.priority < type.priority; }),
+                 type);
+  };
+  for (const BuiltIn& type : kBuiltIn) add(type);
+  for (const auto& each : registered) add({each->type, each->name.c_str(), each->priority});
   return order;
 }
 

@@ -271,7 +271,7 @@ void Engine::return_features(const std::vector<uint32_t>& pages) noexcept {
     if (!pages_.release(page)) continue;
     try {
       poison_page(page);
-    } catch (const std::bad_alloc&) {
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): it is not poisoned
     }
   }
 }
