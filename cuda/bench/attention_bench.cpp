@@ -3,8 +3,8 @@
 // Each layer of a graph has keys and values of its own, so that none lie in L2. Prefill of
 // quantized keys and values is timed twice; `*`: pages are converted to f16 before.
 //
-//   attention_bench [[TYPE:]ROWSxPOSITIONS …]   decode of 8B at these, f16 unless TYPE says q8_0 or
-//                                               fp8, instead of the whole list
+//   attention_bench [[TYPE:]ROWSxPOSITIONS …]   decode of 8B at these, f16 unless TYPE says q8_0,
+//                                               fp8 or int10, instead of the whole list
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -244,7 +244,7 @@ class Work {
     std::vector<float> row(shape_.head_length);
     for (uint64_t r = 0; r < rows; ++r) {
       for (float& value : row) value = normal(engine);
-      host::write_kv_row(pool_.format, row.data(), shape_.head_length,
+      host::write_kv_row(pool_.format, row.data(), shape_.head_length, static_cast<uint32_t>(r),
                          &pattern[r * pool_.row_bytes]);
     }
     pool_.data = device_array<uint8_t>(bytes);
@@ -266,8 +266,8 @@ class Work {
   uint8_t* scratch_ = nullptr;
 };
 
-constexpr KvType kTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3};
-constexpr const char* kTypeNames[] = {"f16", "q8_0", "fp8"};
+constexpr KvType kTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3, KvType::kInt10};
+constexpr const char* kTypeNames[] = {"f16", "q8_0", "fp8", "int10"};
 
 void decode(const Shape& shape, KvType type, uint32_t rows, uint32_t positions,
             bool batch_invariant = false) {

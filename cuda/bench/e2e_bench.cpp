@@ -3,9 +3,9 @@
 // timed.
 //
 //   e2e_bench [--backend auto|cuda|host] [--threads N] [--repeat N] [--depths A,B] [--streams A,B]
-//             [--prompts A,B] [--tokens N] [--batch N] [--kv f16|q8_0|fp8] [--batch-invariant
-//             off|on]
-//             [--folder DIR] [--json FILE] [SHAPE:MIX:WORK,WORK…[:OPTION=VALUE;…]]…
+//             [--prompts A,B] [--tokens N] [--batch N] [--kv f16|q8_0|fp8|int10]
+//             [--batch-invariant off|on] [--folder DIR] [--json FILE]
+//             [SHAPE:MIX:WORK,WORK…[:OPTION=VALUE;…]]…
 //   e2e_bench --write SHAPE:MIX FILE     (with a vocabulary, so that it can be served)
 //   e2e_bench --serve FILE THREADS
 //
@@ -54,7 +54,7 @@ constexpr uint32_t kCheckedPrompt = 100, kCheckedSteps = 32;
 constexpr uint32_t kMixedStreams = 64, kMixedDepth = 1024, kMixedPrompts = 8, kMixedPrompt = 4096,
                    kMixedChunk = 704;  // with the streams three tiles of 256 tokens
 constexpr uint32_t kSharedStreams = 64, kSharedPrefix = 4096;
-constexpr const char* kKvNames[] = {"f16", "q8_0", "fp8"};
+constexpr const char* kKvNames[] = {"f16", "q8_0", "fp8", "int10"};
 
 struct Options {
   int32_t backend = WCUDA_BACKEND_AUTO;
@@ -556,7 +556,8 @@ Status parse_option(const std::string& name, const std::string& value, Options* 
     return Status::error(WCUDA_INVALID_ARGUMENT, "%s: '%s'", name.c_str(), value.c_str());
   };
   if (name == "--backend") return one_of({"auto", "cuda", "host"}, &options->backend);
-  if (name == "--kv") return one_of({kKvNames[0], kKvNames[1], kKvNames[2]}, &options->kv_type);
+  if (name == "--kv")
+    return one_of({kKvNames[0], kKvNames[1], kKvNames[2], kKvNames[3]}, &options->kv_type);
   if (name == "--batch-invariant") return one_of({"off", "on"}, &options->batch_invariant);
   if (name == "--threads")
     options->threads = number();

@@ -237,6 +237,7 @@ c_struct! {
 pub const WCUDA_KV_F16: i32 = 0;
 pub const WCUDA_KV_Q8_0: i32 = 1;
 pub const WCUDA_KV_FP8_E4M3: i32 = 2;
+pub const WCUDA_KV_INT10: i32 = 3;
 pub const WCUDA_KV_PAGE_TOKENS: u32 = 64;
 pub const WCUDA_ENGINE_BATCH_INVARIANT: u64 = 1 << 0;
 pub const WCUDA_ENGINE_POISON_FREE_PAGES: u64 = 1 << 1;

@@ -32,6 +32,9 @@ pub enum KvType {
     Q8_0,
     /// FP8 e4m3: 1 byte per number.
     Fp8E4m3,
+    /// Codes of 10 bits with one scale for 64 numbers: 10.25 bits per number. Keys are stored rotated, which makes
+    /// their largest numbers smaller. Heads have a multiple of 64 numbers.
+    Int10,
     /// A type that this version of the crate does not know.
     Unknown(i32),
 }
@@ -42,6 +45,7 @@ impl KvType {
             Self::F16 => ffi::WCUDA_KV_F16,
             Self::Q8_0 => ffi::WCUDA_KV_Q8_0,
             Self::Fp8E4m3 => ffi::WCUDA_KV_FP8_E4M3,
+            Self::Int10 => ffi::WCUDA_KV_INT10,
             Self::Unknown(kv_type) => kv_type,
         }
     }
@@ -51,6 +55,7 @@ impl KvType {
             ffi::WCUDA_KV_F16 => Self::F16,
             ffi::WCUDA_KV_Q8_0 => Self::Q8_0,
             ffi::WCUDA_KV_FP8_E4M3 => Self::Fp8E4m3,
+            ffi::WCUDA_KV_INT10 => Self::Int10,
             other => Self::Unknown(other),
         }
     }

@@ -53,6 +53,20 @@ def gelu_tanh(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def int10_row(head, slot):
+    """The bytes of a row in int10 (kernels/shared/int10_row.h): head (length) f32, in blocks of 64."""
+    blocks = head.astype(np.float32).reshape(-1, 64)
+    scales = (np.abs(blocks).max(-1) / np.float32(511)).astype(np.float16)
+    inverse = np.float32(1) / scales.astype(np.float32)[:, None]
+    codes = (np.clip(np.rint(blocks * inverse), -511, 511) + 512).astype(np.uint16)
+    low = (codes & 255).astype(np.uint8).ravel()
+    quarters = (codes >> 8).astype(np.uint8).reshape(-1, 4, 16)
+    high = sum(quarters[:, i] << 2 * i for i in range(4)).ravel()
+    parts = [low, high]
+    parts.insert(0 if slot % 2 else 2, scales.view(np.uint8))
+    return np.concatenate(parts)
+
+
 def main():
     random = np.random.default_rng(20)
     arrays = {}
@@ -98,10 +112,17 @@ def main():
     arrays["projected"] = x[:, :hidden] + h @ gate.T  # residual: the first columns of x
     arrays["h"] = h
 
+    heads = normal("int10.heads", 4, 128, scale=[[0.01], [1.0], [30.0], [1000.0]])
+    arrays["int10.rows"] = np.stack([int10_row(head, slot) for slot, head in enumerate(heads)])
+    hadamard = np.ones((1, 1))
+    while len(hadamard) < 64:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    arrays["int10.hadamard"] = heads.reshape(-1, 64) @ hadamard / 8
+
     default = Path(__file__).resolve().parents[2] / "cuda/tests/data/ops.bin"
     with open(sys.argv[1] if len(sys.argv) > 1 else default, "wb") as file:
         for name, array in arrays.items():
-            data = array if array.dtype == np.uint8 else array.astype("<f4")
+            data = array if name.endswith(".q4_1") else array.astype("<f4")
             file.write(struct.pack("<24sI", name.encode(), data.size) + data.tobytes())
 
 

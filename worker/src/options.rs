@@ -83,6 +83,7 @@ pub enum KvChoice {
     #[value(name = "q8_0")]
     Q8_0,
     Fp8,
+    Int10,
 }
 
 impl From<KvChoice> for KvType {
@@ -91,6 +92,7 @@ impl From<KvChoice> for KvType {
             KvChoice::F16 => Self::F16,
             KvChoice::Q8_0 => Self::Q8_0,
             KvChoice::Fp8 => Self::Fp8E4m3,
+            KvChoice::Int10 => Self::Int10,
         }
     }
 }

@@ -199,9 +199,12 @@ typedef struct wcuda_engine {
   uint64_t id;
 } wcuda_engine;
 
+/* Types of keys and values in the cache. INT10 takes 1.28 bytes an element, between Q8_0 (1.06) and F16.
+ * Heads have a multiple of 32 elements for Q8_0 and of 64 for INT10; otherwise WCUDA_UNSUPPORTED. */
 #define WCUDA_KV_F16 0
 #define WCUDA_KV_Q8_0 1
 #define WCUDA_KV_FP8_E4M3 2
+#define WCUDA_KV_INT10 3
 
 #define WCUDA_KV_PAGE_TOKENS 64 /* positions (tokens) per KV page */
 

@@ -43,7 +43,7 @@ constexpr int kSmBlocks = decode_sm_blocks(kLength);
 
 constexpr int run_ring_bytes(int length, KvFormat format, bool is_exact) {
   if (format == KvFormat::kF16) return (length > 128 ? 32 : is_exact ? 24 : 16) * 1024;
-  return 18 * 1024;
+  return (format == KvFormat::kInt10 && is_exact ? 24 : 18) * 1024;
 }
 // Kernels compiled for one head length (kExact) need up to 164 KiB of shared memory. The others
 // serve any length up to kLength with the 99 KiB that a block can have on every device.

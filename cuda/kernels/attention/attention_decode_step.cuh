@@ -404,8 +404,10 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
       if (gain != nullptr) norm_head<kValues>(head, n, gain, args.rope.epsilon, lane);
       rope_head<kValues>(
           head, args.rope, [&](uint32_t j) { return rotations.values[j]; }, lane);
+      if (S::kFormat == KvFormat::kInt10) hadamard_head<kValues>(head, n, lane);
     }
-    if (!is_query) write_row(S::kFormat, head, n, new_kv.row(index > heads.count), lane);
+    if (!is_query)
+      write_row(S::kFormat, head, n, segment.position, new_kv.row(index > heads.count), lane);
   }
   team.sync();
 }
@@ -485,7 +487,7 @@ __device__ __forceinline__ void prepare_segment(
           const_cast<uint8_t*>(page_rows(args.pages, args.layer, page, segment.kv_head, is_value)) +
           position % kPagePositions * row_bytes;
       const uint8_t* source = new_kv.row(is_value);
-      if (S::kExact) {
+      if (S::kExact && Tile::row_bytes(args.pages) % 4 == 0) {
         for (uint32_t b = lane * 4; b < row_bytes; b += 128)
           *reinterpret_cast<uint32_t*>(target + b) = *reinterpret_cast<const uint32_t*>(source + b);
       } else {

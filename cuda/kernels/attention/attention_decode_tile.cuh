@@ -5,8 +5,8 @@
 // A part is 16 positions of a tile. Its keys are operand A of shape (16 positions, 16 elements),
 // its values operand A of shape (16 elements, 16 positions). Each format chooses which elements a
 // lane holds, because the sum over elements may be computed in any order: query_element and
-// sum_element return the element of a register for queries and for results. f16 uses ldmatrix; q8_0
-// and e4m3 load words of four codes.
+// sum_element return the element of a register for queries and for results. f16 uses ldmatrix; the
+// other formats load words of four codes.
 #pragma once
 
 #include "kernels/attention/attention_tile.cuh"
@@ -93,7 +93,7 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact, kPositions> {
   }
 };
 
-// The assignment of elements to lanes in q8_0 and e4m3, where each load is a word of four codes.
+// The assignment of elements to lanes where each load is a word of four codes.
 // Every 32 elements are 8 words. Of these, lane 4g + t loads
 //
 //   keys     words t and 4 + t of positions g and g + 8
@@ -177,35 +177,11 @@ struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact, kPositions> : ByteElement
   }
 };
 
-// Rows in the format of the KV cache: blocks of an f16 scale (d) and 32 codes. Even blocks begin on
-// a 32-bit word, odd ones in the middle of one:
-//
-//   word     0       1       …   8       | 8       9       10    …
-//   even     d 0 1   2 3 4 5 …   30 31   |
-//   odd                                  | d       0 1 2 3 4 5 6 7
-//
-// "Word k of the codes" of an odd block is codes 4k … 4k + 3. Word k of an even block is codes
-// 4k + 2 … 4k + 5 for k < 7, and codes 0, 1, 30 and 31 for k = 7.
-template <int kLength, bool kExact, int kPositions>
-struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions> : ByteElements {
-  static constexpr uint32_t kRowBytes = kLength / 32 * 34;
+// Tiles whose rows keep the layout of the KV cache.
+template <uint32_t kRowBytes, bool kExact, int kPositions>
+struct RawRows : ByteElements {
   static constexpr uint32_t kBytes = kPositions * kRowBytes;
 
-  // Returns true for even blocks if kExact. Without kExact, a row may itself begin in the middle of
-  // a word. Then every block is treated as odd, and each word is assembled from two loads.
-  __device__ static bool has_split_word(int block) { return kExact && block % 2 == 0; }
-
-  // Returns the index of the first code of pair `pair` (0 or 1) in word `word` of a block's codes.
-  __device__ static uint32_t code_of(int block, uint32_t word, uint32_t pair) {
-    if (!has_split_word(block)) return word * 4 + pair * 2;
-    return word < 7 ? word * 4 + 2 + pair * 2 : pair * 30;
-  }
-  __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
-    return i / 2 * 32 + code_of(i / 2, i % 2 * 4 + lane % 4, j);
-  }
-  __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
-    return i / 2 * 32 + code_of(i / 2, lane / 4, i % 2) + j;
-  }
   __device__ static uint32_t row_bytes(const KvPages& pages) {
     return kExact ? kRowBytes : pages.row_bytes;
   }
@@ -229,7 +205,37 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions> : ByteElements {
       store_shared_16(target + row * row_bytes(pages) + i * 2,
                       reinterpret_cast<const uint16_t*>(source)[i]);
   }
+};
 
+// Blocks of an f16 scale (d) and 32 codes. Even blocks begin on a 32-bit word, odd ones in the
+// middle of one:
+//
+//   word     0       1       …   8       | 8       9       10    …
+//   even     d 0 1   2 3 4 5 …   30 31   |
+//   odd                                  | d       0 1 2 3 4 5 6 7
+//
+// "Word k of the codes" of an odd block is codes 4k … 4k + 3. Word k of an even block is codes
+// 4k + 2 … 4k + 5 for k < 7, and codes 0, 1, 30 and 31 for k = 7.
+template <int kLength, bool kExact, int kPositions>
+struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions>
+    : RawRows<kLength / 32 * 34, kExact, kPositions> {
+  using Rows = RawRows<kLength / 32 * 34, kExact, kPositions>;
+
+  // Returns true for even blocks if kExact. Without kExact, a row may itself begin in the middle of
+  // a word. Then every block is treated as odd, and each word is assembled from two loads.
+  __device__ static bool has_split_word(int block) { return kExact && block % 2 == 0; }
+
+  // Returns the index of the first code of pair `pair` (0 or 1) in word `word` of a block's codes.
+  __device__ static uint32_t code_of(int block, uint32_t word, uint32_t pair) {
+    if (!has_split_word(block)) return word * 4 + pair * 2;
+    return word < 7 ? word * 4 + 2 + pair * 2 : pair * 30;
+  }
+  __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
+    return i / 2 * 32 + code_of(i / 2, i % 2 * 4 + lane % 4, j);
+  }
+  __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
+    return i / 2 * 32 + code_of(i / 2, lane / 4, i % 2) + j;
+  }
   // Converts the low (half = 0) or high (half = 1) two bytes, each a code plus 128, to f16.
   __device__ static __forceinline__ __half2 expand(uint32_t codes, int half) {
     const uint32_t word = __byte_perm(codes, 0x64646464u, half == 0 ? 0x4140 : 0x4342);
@@ -247,7 +253,7 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions> : ByteElements {
     if (!kExact) {
       out.scale = load_shared_16(address);
       const uint32_t at = address + 2 + word * 4;
-      out.codes = __byte_perm(load_shared_32(at & ~3u), load_shared_32((at & ~3u) + 4),
+      out.codes = __byte_perm(load_shared_32(at & ~3u), load_shared_32((at + 3) & ~3u),
                               at & 2 ? 0x5432 : 0x3210);
     } else if (has_split_word(block)) {
       out.scale = load_shared_32(address);
@@ -267,8 +273,8 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions> : ByteElements {
   __device__ static __forceinline__ void score(uint32_t keys, int part, const KvPages& pages,
                                                const uint32_t (&queries)[kLength / 16][2],
                                                uint32_t lane, float (&scores)[4]) {
-    const uint32_t low_row = keys + (part * kPartPositions + lane / 4) * row_bytes(pages);
-    const uint32_t high_row = low_row + 8 * row_bytes(pages);
+    const uint32_t low_row = keys + (part * kPartPositions + lane / 4) * Rows::row_bytes(pages);
+    const uint32_t high_row = low_row + 8 * Rows::row_bytes(pages);
 #pragma unroll
     for (int b = 0; b < kLength / 32; ++b) {
       if (!kExact && b * 32u >= pages.head_length) break;
@@ -299,7 +305,8 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions> : ByteElements {
     uint32_t rows[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      rows[i] = values + (part * kPartPositions + value_row(i, lane)) * row_bytes(pages);
+      rows[i] =
+          values + (part * kPartPositions + Rows::value_row(i, lane)) * Rows::row_bytes(pages);
 #pragma unroll
     for (int b = 0; b < kLength / 32; ++b) {
       if (!kExact && b * 32u >= pages.head_length) break;
@@ -318,6 +325,100 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions> : ByteElements {
                                as_bits(__hmul2(expand(high, 0), high_scale)),
                                as_bits(__hmul2(expand(high, 1), high_scale))};
         mma_f16(sums[2 * b + m], v, w0, w1);
+      }
+    }
+  }
+};
+
+// Rows as int10_row.h describes them. The loads of codes are those of ByteElements; a lane's words
+// of 64 elements have their high bits in one word.
+template <int kLength, bool kExact, int kPositions>
+struct DecodeTile<kLength, KvFormat::kInt10, kExact, kPositions>
+    : RawRows<kLength / kInt10Block * kInt10BlockBytes, kExact, kPositions> {
+  using Rows = RawRows<kLength / kInt10Block * kInt10BlockBytes, kExact, kPositions>;
+
+  __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
+    return i * 16 + lane % 4 * 4 + j * 2;
+  }
+  __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
+    return i / 2 * 32 + lane / 4 * 4 + i % 2 * 2 + j;
+  }
+  __device__ static Int10Row offsets(const KvPages& pages, bool is_odd_row) {
+    return {kExact ? uint32_t{kLength} : pages.head_length, is_odd_row};
+  }
+
+  __device__ static __forceinline__ void score(uint32_t keys, int part, const KvPages& pages,
+                                               const uint32_t (&queries)[kLength / 16][2],
+                                               uint32_t lane, float (&scores)[4]) {
+    const Int10Row at = offsets(pages, lane / 4 % 2 == 1);
+    const uint32_t low_row = keys + (part * kPartPositions + lane / 4) * Rows::row_bytes(pages);
+    const uint32_t high_row = low_row + 8 * Rows::row_bytes(pages);
+#pragma unroll
+    for (int b = 0; b < kLength / 64; ++b) {
+      if (!kExact && b * 64u >= pages.head_length) break;
+      const uint32_t high_bits = at.high + b * 16 + lane % 4 * 4;
+      const uint32_t bits[2] = {load_shared_32(low_row + high_bits),
+                                load_shared_32(high_row + high_bits)};
+      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t word = at.low + b * 64 + i * 16 + lane % 4 * 4;
+        const Int10Codes low(load_shared_32(low_row + word), bits[0], 2 * i);
+        const Int10Codes high(load_shared_32(high_row + word), bits[1], 2 * i);
+        const uint32_t k[4] = {as_bits(low.halves(0)), as_bits(high.halves(0)),
+                               as_bits(low.halves(1)), as_bits(high.halves(1))};
+        mma_f16(sums, k, queries[4 * b + i][0], queries[4 * b + i][1]);
+      }
+      const float low_scale = half_to_float(load_shared_16(low_row + at.scales + b * 2));
+      const float high_scale = half_to_float(load_shared_16(high_row + at.scales + b * 2));
+      scores[0] += sums[0] * low_scale;
+      scores[1] += sums[1] * low_scale;
+      scores[2] += sums[2] * high_scale;
+      scores[3] += sums[3] * high_scale;
+    }
+  }
+
+  __device__ static __forceinline__ void add(uint32_t values, int part, const KvPages& pages,
+                                             uint32_t w0, uint32_t w1, uint32_t lane,
+                                             float (&sums)[kLength / 16][4]) {
+    // Rows 0 and 1, and 2 and 3, are neighbours: an even and an odd one.
+    const Int10Row at[2] = {offsets(pages, false), offsets(pages, true)};
+    uint32_t rows[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      rows[i] =
+          values + (part * kPartPositions + Rows::value_row(i, lane)) * Rows::row_bytes(pages);
+#pragma unroll
+    for (int b = 0; b < kLength / 64; ++b) {
+      if (!kExact && b * 64u >= pages.head_length) break;
+      uint32_t bits[4], scales[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t word = load_shared_32(rows[i] + at[i % 2].high + b * 16 + lane / 4 % 4 * 4);
+        bits[i] = word >> lane / 16 * 2;
+        scales[i] = load_shared_16(rows[i] + at[i % 2].scales + b * 2);
+      }
+      const __half2 low_scale = as_halves(scales[0] | scales[1] << 16);
+      const __half2 high_scale = as_halves(scales[2] | scales[3] << 16);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          words[i] = load_shared_32(rows[i] + at[i % 2].low + b * 64 + half * 32 + lane / 4 * 4);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          const uint32_t order = m == 0 ? 0x5140 : 0x7362;
+          const Int10Codes low(__byte_perm(words[0], words[1], order),
+                               __byte_perm(bits[0], bits[1], order), 4 * half);
+          const Int10Codes high(__byte_perm(words[2], words[3], order),
+                                __byte_perm(bits[2], bits[3], order), 4 * half);
+          const uint32_t v[4] = {as_bits(__hmul2(low.halves(0), low_scale)),
+                                 as_bits(__hmul2(low.halves(1), low_scale)),
+                                 as_bits(__hmul2(high.halves(0), high_scale)),
+                                 as_bits(__hmul2(high.halves(1), high_scale))};
+          mma_f16(sums[4 * b + 2 * half + m], v, w0, w1);
+        }
       }
     }
   }

@@ -1,4 +1,4 @@
-// attention_expand: converts the pages of rows of more than one token from q8_0 or e4m3 to f16, for
+// attention_expand: converts the pages of rows of more than one token to f16, for
 // some key-value heads, so that attention_prefill_warpgroup copies them by tensor maps. Its own
 // producer would convert a page again for each tile of tokens and query head.
 //
@@ -75,14 +75,15 @@ __global__ void __launch_bounds__(kBlockThreads, WCUDA_HAS_WARPGROUPS ? kSmBlock
     const uint32_t count = min(end - index * kPagePositions, kPagePositions) * chunks;
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < count; i += kBlockThreads)
-      target[i] = expand_chunk<kFormat>(source + i / chunks * args.pages.row_bytes, i % chunks, n);
+      target[i] = expand_chunk<kFormat>(source, args.pages.row_bytes, i / chunks, i % chunks, n);
   }
 }
 
 cudaError_t expand(const ExpandArgs& args, const Launch& launch) {
-  auto* const kernel = args.pages.format == KvFormat::kQ8_0
-                           ? attention_expand_kernel<KvFormat::kQ8_0>
-                           : attention_expand_kernel<KvFormat::kFp8E4m3>;
+  auto* const kernel =
+      args.pages.format == KvFormat::kQ8_0    ? attention_expand_kernel<KvFormat::kQ8_0>
+      : args.pages.format == KvFormat::kInt10 ? attention_expand_kernel<KvFormat::kInt10>
+                                              : attention_expand_kernel<KvFormat::kFp8E4m3>;
   const uint32_t rows = args.step.row_count;
   const uint32_t bytes = rows <= kSharedRowsMax ? (rows + 1) * sizeof(uint32_t) : 0;
   const uint32_t blocks = static_cast<uint32_t>(launch.sm_count) * kSmBlocks;

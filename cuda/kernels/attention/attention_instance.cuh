@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/shared/int10_row.h"
 #include "kernels/shared/kv_pages.h"
 
 namespace wcuda::kernels {
@@ -13,6 +14,8 @@ auto find_version(KvFormat format) {
   switch (format) {
     case KvFormat::kQ8_0:
       return Versions::template version<kLength, KvFormat::kQ8_0>();
+    case KvFormat::kInt10:
+      return Versions::template version<kLength, KvFormat::kInt10>();
     case KvFormat::kFp8E4m3:
       return Versions::template version<kLength, KvFormat::kFp8E4m3>();
     default:
@@ -33,9 +36,10 @@ auto find_version(KvFormat format, uint32_t head_length) {
 
 // Returns the bytes of a row of keys or values.
 inline uint32_t kv_row_bytes(KvFormat format, uint32_t head_length) {
-  return format == KvFormat::kF16    ? head_length * 2
-         : format == KvFormat::kQ8_0 ? head_length / 32 * 34
-                                     : head_length;
+  return format == KvFormat::kF16     ? head_length * 2
+         : format == KvFormat::kQ8_0  ? head_length / 32 * 34
+         : format == KvFormat::kInt10 ? head_length / kInt10Block * kInt10BlockBytes
+                                      : head_length;
 }
 
 }  // namespace wcuda::kernels

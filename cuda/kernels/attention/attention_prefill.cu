@@ -32,7 +32,7 @@ constexpr int kSmBlocks = kLength <= 128 ? 2 : 1;
 
 constexpr int kKeys = kPagePositions;
 
-// Shared memory: queries, then keys and values of two pages as f16 tiles. For q8_0 and e4m3 the
+// Shared memory: queries, then keys and values of two pages as f16 tiles. For other formats the
 // second page is in the format of the KV cache.
 template <int kLength>
 struct SharedLayout {

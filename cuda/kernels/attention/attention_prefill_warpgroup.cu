@@ -7,7 +7,7 @@
 // of the keys of all items instead. An item that is divided is finished by the last of its
 // blocks, which adds their partial results in order. A producer warpgroup loads 128 keys and 128
 // values at a time into two stages each in shared memory: f16 by tensor maps, or by cp.async for
-// head lengths other than 64 and 128 and where some keys of a block may not be read; q8_0 and e4m3
+// head lengths other than 64 and 128 and where some keys of a block may not be read; other formats
 // are copied raw and converted to f16 there, unless attention_expand has converted them. Two
 // consumer warpgroups read the queries of 64 tokens each and compute their results. For head
 // lengths above 64 they take turns: while the tensor cores compute scores and sums for one, the
@@ -372,7 +372,7 @@ __device__ __forceinline__ void expand_block(uint8_t* target, const uint8_t* raw
     const uint32_t row = index / kChunks;
     const uint32_t chunk = index % kChunks;
     *reinterpret_cast<uint4*>(target + panel_offset(row, chunk)) =
-        expand_chunk<kFormat>(raw + row * row_bytes, chunk, n);
+        expand_chunk<kFormat>(raw, row_bytes, row, chunk, n);
   }
 }
 
@@ -549,11 +549,11 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, cons
           copy_async_commit();
           mbarrier_wait(empty, counter.parity() ^ 1);
           const uint8_t* raw = shared + At::kRaw + (is_value ? raw_bytes : 0);
-          if (args.pages.head_length != kLength)
+          if (kFormat == KvFormat::kInt10 || args.pages.head_length != kLength)
             expand_block<kLength, kFormat>(shared + place, raw, row_bytes, args.pages.head_length);
           else if constexpr (kFormat == KvFormat::kQ8_0)
             expand_whole_q8_0<kLength>(shared + place, raw);
-          else
+          else if constexpr (kFormat == KvFormat::kFp8E4m3)
             expand_whole_e4m3<kLength>(shared + place, raw);
           fence_proxy_async();
           mbarrier_arrive(full);

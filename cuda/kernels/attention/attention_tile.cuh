@@ -13,6 +13,7 @@
 #include "kernels/ptx/copy_async.cuh"
 #include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/shared_address.cuh"
+#include "kernels/shared/int10_row.h"
 #include "kernels/shared/kv_pages.h"
 #include "kernels/shared/numeric.h"
 
@@ -151,9 +152,28 @@ __device__ __noinline__ inline uint64_t load_codes_slowly(const uint8_t* codes, 
   return word;
 }
 
-// Returns eight values of a raw row as f16; columns from n on are 0.
+// Conversion of the codes of int10 (int10_row.h), four at a time.
+struct Int10Codes {
+  uint32_t low;    // a byte of low bits for each code
+  uint32_t upper;  // for each code, the upper byte of the f16 number 1024 + stored code
+
+  // `high` has a byte of high bits for each code; `shift` is where they begin, in bits.
+  __device__ __forceinline__ Int10Codes(uint32_t low_bits, uint32_t high, uint32_t shift)
+      : low(low_bits), upper((high >> shift & 0x03030303u) | 0x64646464u) {}
+  // Returns codes 0 and 1 (pair = 0) or 2 and 3 (pair = 1).
+  __device__ __forceinline__ __half2 halves(int pair) const {
+    const uint32_t word = __byte_perm(low, upper, pair == 0 ? 0x5140 : 0x7362);
+    return __hsub2(*reinterpret_cast<const __half2*>(&word),
+                   __float2half2_rn(1024.0f + kInt10Offset));
+  }
+};
+
+// Returns eight values of a row of `rows`, which are in the format of the KV cache and begin at an
+// even slot, as f16; columns from n on are 0.
 template <KvFormat kFormat>
-__device__ __forceinline__ uint4 expand_chunk(const uint8_t* row, uint32_t chunk, uint32_t n) {
+__device__ __forceinline__ uint4 expand_chunk(const uint8_t* rows, uint32_t row_bytes,
+                                              uint32_t row_index, uint32_t chunk, uint32_t n) {
+  const uint8_t* const row = rows + row_index * row_bytes;
   uint4 out = make_uint4(0, 0, 0, 0);
   auto* const halves = reinterpret_cast<__half2*>(&out);
   if (chunk * 8 >= n) return out;
@@ -163,6 +183,20 @@ __device__ __forceinline__ uint4 expand_chunk(const uint8_t* row, uint32_t chunk
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       halves[i] = __hmul2(signed_bytes_to_halves(block[1 + chunk % 4 * 4 + i]), scale);
+  } else if constexpr (kFormat == KvFormat::kInt10) {
+    const Int10Row at(n, row_index % 2 == 1);
+    const uint32_t block = chunk / 8;
+    const auto* const low = reinterpret_cast<const uint32_t*>(row + at.low + chunk * 8);
+    const auto* const high =
+        reinterpret_cast<const uint32_t*>(row + at.high + block * 16 + chunk % 2 * 8);
+    const __half2 scale = __half2half2(
+        __ushort_as_half(*reinterpret_cast<const uint16_t*>(row + at.scales + block * 2)));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Int10Codes codes(low[i], high[i], chunk % 8 / 2 * 2);
+      halves[2 * i] = __hmul2(codes.halves(0), scale);
+      halves[2 * i + 1] = __hmul2(codes.halves(1), scale);
+    }
   } else {
     const uint64_t codes = n % 8 == 0 ? *reinterpret_cast<const uint64_t*>(row + chunk * 8)
                                       : load_codes_slowly(row + chunk * 8, n - chunk * 8);
@@ -186,7 +220,7 @@ __device__ __forceinline__ void expand_rows(uint8_t* tile, const uint8_t* raw, u
     const uint32_t row = index / kChunks;
     const uint32_t chunk = index % kChunks;
     *reinterpret_cast<uint4*>(tile + tile_offset<kLength * 2>(row, chunk)) =
-        expand_chunk<kFormat>(raw + row * row_bytes, chunk, n);
+        expand_chunk<kFormat>(raw, row_bytes, row, chunk, n);
   }
 }
 

@@ -10,7 +10,7 @@ namespace wcuda::kernels {
 constexpr uint32_t kPagePositions = 64;
 constexpr uint32_t kDeadToken = 0xffffffffu;  // in token_rows: a token that does nothing
 
-enum class KvFormat : uint32_t { kF16 = 0, kQ8_0 = 1, kFp8E4m3 = 2 };
+enum class KvFormat : uint32_t { kF16 = 0, kQ8_0 = 1, kFp8E4m3 = 2, kInt10 = 3 };
 
 // Key-value pages of all layers. Row (layer, page, head, slot) of keys is at
 //   data + ((((layer * page_count + page) * 2 + 0) * head_count + head) * 64 + slot) * row_bytes

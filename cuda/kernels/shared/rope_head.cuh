@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/shared/int10_row.h"
 #include "kernels/shared/kv_pages.h"
 #include "kernels/shared/numeric.h"
 #include "kernels/shared/rope_head.h"
@@ -74,6 +75,27 @@ __device__ __forceinline__ void rope_head(float* head, const HeadRope& args, con
   __syncwarp();
 }
 
+// Multiplies each 64 elements of a head by a Hadamard matrix. kValues * 32 is at least n.
+template <uint32_t kValues>
+__device__ __forceinline__ void hadamard_head(float* head, uint32_t n, uint32_t lane) {
+  static_assert(kInt10Block == 64);
+#pragma unroll
+  for (uint32_t j = 0; j < kValues; j += 2) {
+    if (32 * j >= n) continue;
+    float values[2] = {head[lane + 32 * j], head[lane + 32 * j + 32]};
+#pragma unroll
+    for (uint32_t step = 1; step < 32; step *= 2)
+#pragma unroll
+      for (float& value : values) {
+        const float other = __shfl_xor_sync(~0u, value, step);
+        value = (lane & step) != 0 ? __fsub_rn(other, value) : __fadd_rn(value, other);
+      }
+    head[lane + 32 * j] = __fmul_rn(__fadd_rn(values[0], values[1]), 0.125f);
+    head[lane + 32 * j + 32] = __fmul_rn(__fsub_rn(values[0], values[1]), 0.125f);
+  }
+  __syncwarp();
+}
+
 // Writes an f16 scale and 32 codes; each lane holds one value of the block.
 __device__ __forceinline__ void write_q8_0_block(float value, uint8_t* block, uint32_t lane) {
   const bool is_finite = __all_sync(~0u, isfinite(value));
@@ -86,11 +108,39 @@ __device__ __forceinline__ void write_q8_0_block(float value, uint8_t* block, ui
   block[2 + lane] = static_cast<uint8_t>(static_cast<int8_t>(fminf(127.0f, fmaxf(-127.0f, code))));
 }
 
+__device__ __forceinline__ void write_int10_row(const float* head, uint32_t n, uint32_t slot,
+                                                uint8_t* row, uint32_t lane) {
+  const Int10Row at(n, slot % 2 == 1);
+  for (uint32_t i = 0; i < n; i += kInt10Block) {
+    const float values[2] = {head[i + lane], head[i + lane + 32]};
+    const bool is_finite = __all_sync(~0u, isfinite(values[0]) && isfinite(values[1]));
+    const float largest = head_max(fmaxf(fabsf(values[0]), fabsf(values[1])));
+    const uint16_t bits = is_finite ? float_to_half(largest / kInt10CodeMax) : uint16_t{0x7e00};
+    const float scale = half_to_float(bits);
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    uint32_t high = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < 2; ++j) {
+      const float code = is_finite ? rintf(values[j] * inverse) : 0.0f;
+      const float most = kInt10CodeMax;
+      const auto stored = static_cast<uint32_t>(
+          static_cast<int32_t>(fminf(most, fmaxf(-most, code))) + kInt10Offset);
+      row[at.low + i + lane + 32 * j] = static_cast<uint8_t>(stored);
+      high |= stored >> 8 << 4 * j;
+    }
+    high |= __shfl_xor_sync(~0u, high, 16) << 2;
+    if (lane < 16) row[at.high + i / 4 + lane] = static_cast<uint8_t>(high);
+    if (lane == 0) *reinterpret_cast<uint16_t*>(row + at.scales + i / 32) = bits;
+  }
+}
+
 // Writes the same bits as write_kv_row on the host.
 __device__ __forceinline__ void write_row(KvFormat format, const float* head, uint32_t n,
-                                          uint8_t* row, uint32_t lane) {
+                                          uint32_t slot, uint8_t* row, uint32_t lane) {
   if (format == KvFormat::kQ8_0) {
     for (uint32_t i = 0; i < n; i += 32) write_q8_0_block(head[i + lane], row + i / 32 * 34, lane);
+  } else if (format == KvFormat::kInt10) {
+    write_int10_row(head, n, slot, row, lane);
   } else if (format == KvFormat::kFp8E4m3) {
     for (uint32_t i = lane; i < n; i += 32) row[i] = float_to_e4m3(head[i]);
   } else {

@@ -1,5 +1,5 @@
-// rope_kv: x[h] = rope(x[h] * gain / rms(x[h])) for the heads of q and k; k and v are rounded to
-// the format of the KV cache and written to their page.
+// rope_kv: x[h] = rope(x[h] * gain / rms(x[h])) for the heads of q and k, with int10 multiplied by
+// a Hadamard matrix; k and v are rounded to the format of the KV cache and written to their page.
 //
 // A block has kBlockWarps warps and processes some heads of one token; a warp takes one head at a
 // time. Sines and cosines need only positions. In a step of up to kEarlyTokensMax tokens, all of
@@ -100,6 +100,8 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
     if (!is_value)
       rope_head<kLaneValues>(
           head, args.rope, [&](uint32_t j) { return shared.rotations[lane + 32 * j]; }, lane);
+    if (!is_value && args.pages.format == KvFormat::kInt10)
+      hadamard_head<kLaneValues>(head, n, lane);
     if (is_query) {
       float* const target = args.query + (uint64_t{token} * args.head_count + h) * n;
       for (uint32_t i = lane; i < n; i += 32) target[i] = head[i];
@@ -108,7 +110,8 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
           (uint64_t{args.layer} * args.pages.page_count + page) * 2 + (is_value ? 1 : 0);
       const uint64_t kv_row =
           (plane * kv_heads + kv_head) * kPagePositions + position % kPagePositions;
-      write_row(args.pages.format, head, n, args.pages.data + kv_row * args.pages.row_bytes, lane);
+      write_row(args.pages.format, head, n, position,
+                args.pages.data + kv_row * args.pages.row_bytes, lane);
     }
     __syncwarp();
   };

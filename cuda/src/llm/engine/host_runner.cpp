@@ -21,7 +21,7 @@ void copy_page(const ops::KvPool& pool, uint32_t from, uint32_t to) {
     std::memcpy(pool.keys(layer, to), pool.keys(layer, from), 2 * pool.plane_bytes());
 }
 
-// All ones is NaN in every KV type: as f16, as the f16 scale of a q8_0 block, and as e4m3.
+// All ones is NaN in every KV type: as f16, as the f16 scale of a block, and as e4m3.
 void poison_page(const ops::KvPool& pool, uint32_t page) {
   for (uint32_t layer = 0; layer < pool.layer_count; ++layer)
     std::memset(pool.keys(layer, page), 0xff, 2 * pool.plane_bytes());

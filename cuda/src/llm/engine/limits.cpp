@@ -67,7 +67,7 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
                                    kPersistentFlags;
   if (options.flags & ~kKnownFlags)
     return invalid_argument("engine flags 0x%" PRIx64 " contain unknown bits", options.flags);
-  if (options.kv_type < WCUDA_KV_F16 || options.kv_type > WCUDA_KV_FP8_E4M3)
+  if (options.kv_type < WCUDA_KV_F16 || options.kv_type > WCUDA_KV_INT10)
     return invalid_argument("engine option kv_type is %d, not a WCUDA_KV_ value", options.kv_type);
   if ((options.flags & kPersistentFlags) == kPersistentFlags)
     return invalid_argument("engine flags PERSISTENT_LAYERS_ON and _OFF exclude each other");
@@ -135,8 +135,10 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   Layout layout;
   layout.kv_row_bytes = ops::kv_row_bytes(limits.kv_type, config.head_length);
   if (layout.kv_row_bytes == 0)
-    return unsupported("KV type %d cannot hold heads of %u elements (q8_0 needs multiples of 32)",
-                       static_cast<int>(limits.kv_type), config.head_length);
+    return unsupported(
+        "KV type %d cannot hold heads of %u elements (q8_0 needs "
+        "multiples of 32, int10 of 64)",
+        static_cast<int>(limits.kv_type), config.head_length);
 
   Arena kv;
   const uint64_t page_rows = uint64_t{2} * config.kv_head_count * ops::kPageTokens;

@@ -187,17 +187,18 @@ void HostOps::finish_token(const RopeKvArgs& args, uint32_t token) const {
   const auto finish_head = [&](float* head, Vector norm) {
     if (norm != nullptr) kernels_.rms_norm(head, norm, n, args.epsilon, head);
     if (args.rope.dimension_count != 0) rotate_head(args.rope, scratch_.rope, token, head);
+    if (pool.format == KvType::kInt10) hadamard_head(head, n);
   };
   for (uint32_t h = 0; h < args.head_count; ++h)
     finish_head(args.query + (uint64_t{token} * args.head_count + h) * n, args.query_norm);
 
+  const uint32_t position = batch.positions[token];
   const auto write_row = [&](const float* values, uint8_t* row) {
     if (pool.format == KvType::kF16 && kernels_.to_halves != nullptr)
       kernels_.to_halves(values, n, row);
     else
-      write_kv_row(pool.format, values, n, row);
+      write_kv_row(pool.format, values, n, position, row);
   };
-  const uint32_t position = batch.positions[token];
   const uint32_t* pages =
       batch.page_tables + uint64_t{batch.token_rows[token]} * batch.page_table_stride;
   const uint32_t page = pages[position / kPageTokens];

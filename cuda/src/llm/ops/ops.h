@@ -33,7 +33,8 @@ using KvType = kernels::KvFormat;
 constexpr uint32_t kPageTokens = kernels::kPagePositions;
 
 // The pool of key-value pages. One page holds kPageTokens positions of one sequence in all layers.
-// A row is head_length values in f16, q8_0 (blocks of an f16 scale and 32 int8) or e4m3.
+// A row is head_length values in f16, q8_0 (blocks of an f16 scale and 32 int8), e4m3 or int10
+// (int10_row.h).
 struct KvPool : kernels::KvPages {
   uint32_t layer_count = 0;  // with those that hold features
 

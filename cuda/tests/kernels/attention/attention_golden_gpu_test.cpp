@@ -50,7 +50,7 @@ TEST(GpuAttentionGolden, a_row_and_its_tokens_one_by_one_equal_the_vectors) {
         host::write_kv_row(
             KvType::kF16,
             vectors[value ? "values" : "keys"].data() + (uint64_t{p} * kKvHeads + h) * kLength,
-            kLength, pool.row(0, row.page_tables[p / 64], value, h, p % 64));
+            kLength, p, pool.row(0, row.page_tables[p / 64], value, h, p % 64));
   Step tokens = row;  // five rows that share the pages
   tokens.rows.clear();
   tokens.page_tables.clear();
@@ -94,7 +94,7 @@ TEST(GpuAttentionHost, a_mixed_step_equals_the_host) {
   limits.vocabulary_size = 64;
   host::Machine machine(*host::all_kernels().back(), 2, limits);
   ASSERT_TRUE(machine.ops);
-  for (KvType type : {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3})
+  for (KvType type : {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3, KvType::kInt10})
     for (uint32_t window : {0u, 40u}) {
       Random random(2);
       Step step({{1, 200}, {37, 0}, {1, 0}, {20, 50}, {66, 63}, {1, 511}}, kPages, 64, random);
@@ -103,7 +103,7 @@ TEST(GpuAttentionHost, a_mixed_step_equals_the_host) {
         for (uint32_t p = 0; p < row.first_position + row.token_count; ++p)
           for (uint32_t h = 0; h < kKvHeads; ++h)
             for (bool value : {false, true})
-              host::write_kv_row(type, random.normals(kLength).data(), kLength,
+              host::write_kv_row(type, random.normals(kLength).data(), kLength, p,
                                  pool.row(0, step.page_tables[row.sequence_slot * kPages + p / 64],
                                           value, h, p % 64));
       const auto query = random.normals(uint64_t{step.batch.token_count} * kHeads * kLength);

@@ -13,7 +13,7 @@ using host::Random;
 using host::Step;
 using Shapes = std::vector<std::pair<uint32_t, uint32_t>>;  // token counts, first positions
 
-constexpr KvType kKvTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3};
+constexpr KvType kKvTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3, KvType::kInt10};
 
 Limits make_limits(uint32_t heads, uint32_t kv_heads, uint32_t head_length) {
   Limits limits{};
@@ -253,10 +253,11 @@ TEST(GpuAttentionPrefill, converted_pages_give_the_bits_of_pages_that_the_kernel
   for (const Shapes& shapes :
        {Shapes{{700, 333}, {1, 900}, {129, 0}, {0, 64}, {128, 128}, {2, 900}}, Shapes{{300, 2500}},
         crowd})
-    for (const KvType type : {KvType::kQ8_0, KvType::kFp8E4m3})
+    for (const KvType type : {KvType::kQ8_0, KvType::kFp8E4m3, KvType::kInt10})
       for (const Case& c :
            {Case{12, 3, 128, 0}, Case{8, 4, 128, 150}, Case{3, 1, 64, 0}, Case{4, 4, 96, 0}})
         for (const bool batch_invariant : {false, true}) {
+          if (!has_rows(type, c.head_length)) continue;
           Random random(c.heads + c.window);
           Limits limits = make_limits(c.heads, c.kv_heads, c.head_length);
           limits.kv_type = type;
@@ -738,6 +739,7 @@ TEST(GpuAttentionDecode, turns_and_stores_on_the_way_with_the_same_bits) {
     for (uint32_t i = 0; i < std::size(cases); ++i)
       for (uint32_t mode = 0; mode < 5; ++mode) {
         const Case& c = cases[i];
+        if (!has_rows(type, c.head_length)) continue;
         const RopeCase& turn = turns[(i + mode) % std::size(turns)];
         const bool is_portable = mode == 1, batch_invariant = mode == 2;
         const Shapes& shapes = mode >= 3 ? crowd : many;
@@ -781,18 +783,25 @@ TEST(GpuAttentionDecode, turns_and_stores_in_a_single_row) {
 
 TEST(GpuRopeKv, rows_have_the_bits_of_the_host_and_nothing_else_is_written) {
   for (KvType type : kKvTypes)
-    for (uint32_t n : {64u, 96u, 128u, 256u}) {
+    for (uint32_t n : {64u, 96u, 128u, 192u, 256u}) {
+      if (!has_rows(type, n)) continue;
       RopeRun run(type, n, {RopePairing::kHalves, 0, false, 50}, n == 96 ? 300.0f : 1.0f);
       Pool expected(type, 2, run.step.batch.page_table_stride, RopeRun::kKvHeads, n);
       for (uint32_t t = 0; t < run.step.batch.token_count; ++t) {
         if (t == RopeRun::kDeadToken) continue;
         for (uint32_t h = 0; h < RopeRun::kKvHeads; ++h)
           for (bool is_value : {false, true}) {
-            const auto& source = is_value ? run.value : run.key;
+            const float* source =
+                &(is_value ? run.value : run.key)[(uint64_t{t} * RopeRun::kKvHeads + h) * n];
+            std::vector<float> head(source, source + n);
+            if (type == KvType::kInt10 && !is_value) host::hadamard_head(head.data(), n);
+            const uint32_t position = run.step.positions[t];
             host::write_kv_row(
-                type, &source[(uint64_t{t} * RopeRun::kKvHeads + h) * n], n,
-                expected.row(1, run.page_of(t), is_value, h, run.step.positions[t] % kPageTokens));
+                type, head.data(), n, position,
+                expected.row(1, run.page_of(t), is_value, h, position % kPageTokens));
           }
+        if (type == KvType::kInt10)
+          host::hadamard_head(&run.query[uint64_t{t} * RopeRun::kHeads * n], RopeRun::kHeads * n);
       }
       EXPECT_EQ(run.turned, run.query);
       EXPECT_EQ(run.pool.bytes, expected.bytes) << "type " << static_cast<int>(type) << " " << n;

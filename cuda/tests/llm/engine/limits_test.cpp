@@ -39,7 +39,7 @@ TEST(EngineLimits, refuses_unknown_flags_types_and_excess) {
   wcuda_engine_options flags = WCUDA_ENGINE_OPTIONS_INIT;
   flags.flags = uint64_t{1} << 40;
   wcuda_engine_options type = WCUDA_ENGINE_OPTIONS_INIT;
-  type.kv_type = 3;
+  type.kv_type = 4;
   wcuda_engine_options top = WCUDA_ENGINE_OPTIONS_INIT;
   top.max_top_logprobs = 129;
 

@@ -11,6 +11,11 @@ using testing::TinyModel;
 
 class EngineMemory : public testing::EngineFixture {
  protected:
+  testing::TinyModel tiny_model() const override {
+    testing::TinyModel tiny;
+    tiny.head_length = 64;  // which every KV type can hold
+    return tiny;
+  }
   wcuda_memory_info memory(int32_t purpose) {
     wcuda_memory_info info = WCUDA_MEMORY_INFO_INIT;
     EXPECT_EQ(wcuda_context_memory_get(context_, purpose, &info, &error_), WCUDA_OK)
@@ -26,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, EngineMemory, ::testing::Values(WCUDA_BACKEND_CUDA
                          testing::backend_name);
 
 TEST_P(EngineMemory, is_what_the_plan_says_to_the_byte_also_after_steps) {
-  for (const int32_t kv_type : {WCUDA_KV_F16, WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3})
+  for (const int32_t kv_type : {WCUDA_KV_F16, WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3, WCUDA_KV_INT10})
     for (const uint64_t flags : {uint64_t{0}, WCUDA_ENGINE_BATCH_INVARIANT}) {
       wcuda_engine_options options = small_options();
       options.kv_type = kv_type;

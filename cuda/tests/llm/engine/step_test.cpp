@@ -14,6 +14,20 @@ namespace {
 class Step : public testing::EngineFixture {};
 INSTANTIATE_TEST_SUITE_P(Host, Step, ::testing::Values(WCUDA_BACKEND_HOST), testing::backend_name);
 INSTANTIATE_TEST_SUITE_P(Gpu, Step, ::testing::Values(WCUDA_BACKEND_CUDA), testing::backend_name);
+
+// Heads that every KV type can hold.
+class StepOfKvType : public Step {
+ protected:
+  testing::TinyModel tiny_model() const override {
+    testing::TinyModel tiny = Step::tiny_model();
+    tiny.head_length = 64;
+    return tiny;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Host, StepOfKvType, ::testing::Values(WCUDA_BACKEND_HOST),
+                         testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, StepOfKvType, ::testing::Values(WCUDA_BACKEND_CUDA),
+                         testing::backend_name);
 using testing::StepResult;
 
 const std::vector<int32_t> kPrompt = {1, 5, 9, 2, 7};
@@ -45,13 +59,13 @@ TEST_P(Step, chunks_and_single_tokens_give_the_same_logits) {
     ASSERT_NEAR(once.logits[i], pieces[i], 2e-2) << "logit " << i;
 }
 
-// From 512 tokens a row on, a step with short heads converts q8_0 and e4m3 pages before attention.
-// Up to 512 tokens it is a graph.
-TEST_P(Step, long_prompts_in_quantized_pages_have_the_logits_of_short_chunks) {
+// From 512 tokens a row on, a step with short heads converts pages that are not f16 before
+// attention. Up to 512 tokens it is a graph.
+TEST_P(StepOfKvType, long_prompts_in_quantized_pages_have_the_logits_of_short_chunks) {
   wcuda_engine_options options = small_options();
   options.max_batch_tokens = options.max_sequence_tokens = 640;
   options.kv_tokens = 64 * 40;
-  for (const int32_t kv_type : {WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3}) {
+  for (const int32_t kv_type : {WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3, WCUDA_KV_INT10}) {
     options.kv_type = kv_type;
     create_engine(options);
     for (const uint32_t count : {300u, 512u, 600u}) {
@@ -501,9 +515,43 @@ TEST_P(Step, warm_up_changes_no_result_and_loses_no_ticket) {
   EXPECT_EQ(generate(kPrompt, 3), expected);
 }
 
-TEST_P(Step, poisoned_free_pages_never_reach_a_result) {
+// Prompts in chunks, then single tokens: errors against f16, which has 11 bits.
+TEST_P(StepOfKvType, logits_are_as_near_to_those_of_f16_as_the_type_allows) {
+  struct {
+    int32_t type;
+    float largest;  // error of a logit
+  } const kinds[] = {{WCUDA_KV_F16, 0.0f},
+                     {WCUDA_KV_Q8_0, 0.06f},
+                     {WCUDA_KV_FP8_E4M3, 0.3f},
+                     {WCUDA_KV_INT10, 0.02f}};
+  std::vector<float> expected;
+  for (const auto& kind : kinds) {
+    wcuda_engine_options options = small_options();
+    options.kv_type = kind.type;
+    create_engine(options);
+    const wcuda_sequence sequence = create_sequence();
+    std::vector<float> logits;
+    for (const uint32_t count : {80u, 33u, 1u, 1u, 20u, 1u, 1u, 1u}) {
+      std::vector<int32_t> part(count);
+      for (uint32_t i = 0; i < count; ++i)
+        part[i] = static_cast<int32_t>((i * 11 + count + i * i / 3) % vocabulary_);
+      const StepResult step = wait(submit({token_row(sequence, part, WCUDA_ROW_LOGITS_LAST)}));
+      logits.insert(logits.end(), step.logits.begin(), step.logits.begin() + vocabulary_);
+    }
+    if (expected.empty()) expected = logits;
+    float largest = 0.0f;
+    for (size_t i = 0; i < logits.size(); ++i)
+      largest = std::max(largest, std::fabs(logits[i] - expected[i]));
+    EXPECT_LE(largest, kind.largest) << "KV type " << kind.type;
+    std::printf("KV type %d: a logit is off by at most %.1e\n", kind.type, largest);
+    wcuda_sequence_destroy(sequence);
+    wcuda_engine_destroy(std::exchange(engine_, {0}));
+  }
+}
+
+TEST_P(StepOfKvType, poisoned_free_pages_never_reach_a_result) {
   wcuda_engine_options options = small_options();
-  for (const int32_t kv_type : {WCUDA_KV_F16, WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3}) {
+  for (const int32_t kv_type : {WCUDA_KV_F16, WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3, WCUDA_KV_INT10}) {
     options.kv_type = kv_type;
     options.flags = 0;
     create_engine(options);

@@ -6,7 +6,7 @@
 namespace wcuda::ops::host {
 namespace {
 
-constexpr KvType kKvTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3};
+constexpr KvType kKvTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3, KvType::kInt10};
 
 Limits small_limits(uint32_t heads, uint32_t kv_heads, uint32_t head_length) {
   Limits limits{};
@@ -63,10 +63,11 @@ struct AttentionCase {
 };
 
 TEST(HostAttention, equals_the_naive_version_on_poisoned_pages) {
-  const AttentionCase cases[] = {
-      {9, 3, 64, 0}, {4, 4, 32, 5}, {6, 2, 96, 70}, {2, 1, 128, 64}, {3, 1, 160, 1}};
+  const AttentionCase cases[] = {{9, 3, 64, 0},   {4, 4, 32, 5},  {6, 2, 96, 70},
+                                 {2, 1, 128, 64}, {3, 1, 160, 1}, {3, 1, 192, 30}};
   for (KvType type : kKvTypes)
     for (const AttentionCase& c : cases) {
+      if (kv_row_bytes(type, c.head_length) == 0) continue;
       Random random(c.heads * 100 + c.window);
       // One decoded token, a first prompt, chunks that begin inside a page and at its last slot.
       Step step({{1, 200}, {37, 0}, {1, 0}, {20, 50}, {66, 63}}, 16, 64, random);
@@ -260,7 +261,12 @@ std::vector<double> naive_head(const AttentionInput& args, const Matrix& matrix,
     b = a * s + b * c;
     a = turned;
   }
-  return y;
+  if (!turns || args.pool.format != KvType::kInt10) return y;
+  std::vector<double> mixed(y.size());
+  for (size_t i = 0; i < y.size(); ++i)
+    for (size_t j = i / 64 * 64; j < i / 64 * 64 + 64; ++j)
+      mixed[i] += __builtin_parityll(i & j) ? -y[j] / 8 : y[j] / 8;
+  return mixed;
 }
 
 TEST(HostAttentionInput, equals_the_naive_version) {
@@ -321,9 +327,11 @@ TEST(HostAttentionInput, equals_the_naive_version) {
           for (uint32_t i = 0; i < kLength; ++i)
             largest = std::max({largest, std::abs(k_expected[i]), std::abs(v_expected[i])});
           for (uint32_t i = 0; i < kLength; ++i) {
-            // f16 keeps 11 bits, q8_0 8 bits of the block's largest, e4m3 4 bits.
+            // f16 keeps 11 bits, q8_0 and int10 8 and 10 bits of the block's largest, e4m3 4 bits.
             const double part = type == KvType::kFp8E4m3 ? 0.07 : 1e-3;
-            const double whole = type == KvType::kQ8_0 ? largest * 0.0045 : 2e-3;
+            const double whole = type == KvType::kQ8_0    ? largest * 0.0045
+                                 : type == KvType::kInt10 ? largest * 0.0016
+                                                          : 2e-3;
             ASSERT_NEAR(k[i], k_expected[i], std::abs(k_expected[i]) * part + whole);
             ASSERT_NEAR(v[i], v_expected[i], std::abs(v_expected[i]) * part + whole);
           }
@@ -336,7 +344,7 @@ TEST(HostKvRows, q8_0_is_within_half_a_step_and_keeps_nan) {
   auto values = random.normals(64, 4.0f);
   uint8_t row[68];
 
-  write_kv_row(KvType::kQ8_0, values.data(), 64, row);
+  write_kv_row(KvType::kQ8_0, values.data(), 64, 0, row);
 
   for (uint32_t i = 0; i < 64; ++i) {
     uint16_t half;
@@ -346,10 +354,33 @@ TEST(HostKvRows, q8_0_is_within_half_a_step_and_keeps_nan) {
     EXPECT_LE(std::abs(got - values[i]), scale * 0.5625f);  // the scale itself is rounded
   }
   values[40] = INFINITY;
-  write_kv_row(KvType::kQ8_0, values.data(), 64, row);
+  write_kv_row(KvType::kQ8_0, values.data(), 64, 0, row);
   uint16_t half;
   std::memcpy(&half, row + 34, 2);
   EXPECT_TRUE(std::isnan(half_to_float(half)));
+}
+
+TEST(HostKvRows, int10_is_within_half_a_step_and_keeps_nan) {
+  constexpr uint32_t n = 192;
+  Random random(9);
+  const auto values = random.normals(n, 4.0f);
+  Pool pool(KvType::kInt10, 1, 1, 1, n);
+  for (uint32_t slot = 0; slot < 4; ++slot) {
+    write_kv_row(KvType::kInt10, values.data(), n, slot, pool.row(0, 0, false, 0, slot));
+    const auto got = pool.read(0, 0, false, 0, slot);
+    for (uint32_t i = 0; i < n; ++i) {
+      float largest = 0.0f;
+      for (uint32_t j = i / 64 * 64; j < i / 64 * 64 + 64; ++j)
+        largest = std::max(largest, std::abs(values[j]));
+      EXPECT_LE(std::abs(got[i] - values[i]),
+                largest / 511 * 0.78f);  // the scale itself is rounded
+    }
+  }
+  auto bad = values;
+  bad[70] = NAN;
+  write_kv_row(KvType::kInt10, bad.data(), n, 5, pool.row(0, 0, false, 0, 5));
+  const auto got = pool.read(0, 0, false, 0, 5);
+  for (uint32_t i = 0; i < n; ++i) EXPECT_EQ(std::isnan(got[i]), i / 64 == 1) << i;
 }
 
 TEST(HostKvRows, row_bytes_follow_the_type) {
@@ -357,6 +388,8 @@ TEST(HostKvRows, row_bytes_follow_the_type) {
   EXPECT_EQ(kv_row_bytes(KvType::kQ8_0, 96), 102u);
   EXPECT_EQ(kv_row_bytes(KvType::kQ8_0, 80), 0u);
   EXPECT_EQ(kv_row_bytes(KvType::kFp8E4m3, 80), 80u);
+  EXPECT_EQ(kv_row_bytes(KvType::kInt10, 128), 164u);
+  EXPECT_EQ(kv_row_bytes(KvType::kInt10, 96), 0u);
   EXPECT_EQ(kv_row_bytes(static_cast<KvType>(7), 64), 0u);
 }
 

@@ -298,6 +298,13 @@ struct Pool {
         std::memcpy(&half, bytes_of + i / 32 * 34, 2);
         values[i] = static_cast<double>(half_to_float(half)) *
                     static_cast<int8_t>(bytes_of[i / 32 * 34 + 2 + i % 32]);
+      } else if (pool.format == KvType::kInt10) {
+        const uint32_t n = pool.head_length, scales = n / 64 * 2;
+        const uint8_t* codes = bytes_of + (slot % 2 == 1 ? scales : 0);
+        const uint32_t high = codes[n + i / 64 * 16 + i % 16] >> i % 64 / 16 * 2 & 3;
+        std::memcpy(&half, (slot % 2 == 1 ? bytes_of : codes + n + n / 4) + i / 64 * 2, 2);
+        values[i] = static_cast<double>(half_to_float(half)) *
+                    (static_cast<int>(codes[i] + 256 * high) - 512);
       } else {
         values[i] = e4m3_to_float(bytes_of[i]);
       }
@@ -315,7 +322,7 @@ inline void fill_pool(const Pool& pool, const Step& step, uint32_t layer, Random
           const uint32_t page =
               step.page_tables[row.sequence_slot * step.batch.page_table_stride + p / kPageTokens];
           const auto values = random.normals(pool.pool.head_length);
-          write_kv_row(pool.pool.format, values.data(), pool.pool.head_length,
+          write_kv_row(pool.pool.format, values.data(), pool.pool.head_length, p,
                        pool.row(layer, page, value, h, p % kPageTokens));
         }
 }

@@ -119,6 +119,25 @@ TEST_F(HostGolden, attention_input) {
     }
 }
 
+TEST_F(HostGolden, int10_rows_have_the_bytes_and_rotated_heads_the_values) {
+  constexpr uint32_t kCount = 4, n = 128, kRowBytes = 164;
+  ASSERT_EQ(floats_.at("int10.rows").size(), kCount * kRowBytes);
+  for (uint32_t slot = 0; slot < kCount; ++slot) {
+    std::vector<float> head(get("int10.heads") + slot * n, get("int10.heads") + (slot + 1) * n);
+    uint8_t row[kRowBytes];
+    write_kv_row(KvType::kInt10, head.data(), n, slot, row);
+    for (uint32_t i = 0; i < kRowBytes; ++i)
+      ASSERT_EQ(row[i], get("int10.rows")[slot * kRowBytes + i])
+          << "slot " << slot << " byte " << i;
+
+    float largest = 0.0f;
+    for (const float value : head) largest = std::max(largest, std::abs(value));
+    hadamard_head(head.data(), n);
+    for (uint32_t i = 0; i < n; ++i)
+      ASSERT_NEAR(head[i], get("int10.hadamard")[slot * n + i], 1e-6f * largest) << "slot " << slot;
+  }
+}
+
 TEST_F(HostGolden, attention) {
   for (const Kernels* kernels : all_kernels())
     for (uint32_t window : {0u, 20u}) {
@@ -129,7 +148,7 @@ TEST_F(HostGolden, attention) {
         for (uint32_t h = 0; h < kKvHeads; ++h) {
           const uint64_t offset = (uint64_t{p} * kKvHeads + h) * kLength;
           for (bool value : {false, true})
-            write_kv_row(KvType::kF16, get(value ? "values" : "keys") + offset, kLength,
+            write_kv_row(KvType::kF16, get(value ? "values" : "keys") + offset, kLength, p,
                          pool.row(0, pages_[p / 64], value, h, p % 64));
         }
       std::vector<float> out(kTokens * kHeads * kLength);

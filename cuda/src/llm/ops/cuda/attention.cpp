@@ -12,7 +12,7 @@ namespace wcuda::ops {
 namespace {
 
 constexpr kernels::KvFormat kFormats[] = {kernels::KvFormat::kF16, kernels::KvFormat::kQ8_0,
-                                          kernels::KvFormat::kFp8E4m3};
+                                          kernels::KvFormat::kFp8E4m3, kernels::KvFormat::kInt10};
 
 // Sizes of the plan's arrays, in elements.
 struct Sizes {

@@ -81,6 +81,24 @@ WCUDA_INLINE void expand_e4m3(const uint8_t* row, uint32_t n, float* out) {
   for (uint32_t j = i; j < n; ++j) out[j] = values[j - i];
 }
 
+// Expands elements first … first + n - 1, a multiple of 16 each, of a row of int10, whose layout
+// int10_row.h describes.
+WCUDA_INLINE void expand_int10(const AttentionTile& tile, const uint8_t* row, bool is_odd_slot,
+                               uint32_t first, uint32_t n, float* out) {
+  const uint32_t length = tile.head_length;
+  const uint8_t* low = row + (is_odd_slot ? length / 32 : 0);
+  const uint8_t* high = low + length;
+  const uint8_t* scales = is_odd_slot ? row : high + length / 4;
+  for (uint32_t i = first; i < first + n; i += kLanes) {
+    const IntVec low_bits = __builtin_convertvector(load_bytes(low + i), IntVec) & 0xff;
+    const IntVec four = __builtin_convertvector(load_bytes(high + i / 64 * 16 + i % 16), IntVec);
+    const IntVec high_bits = four >> static_cast<int32_t>(i / 16 % 4 * 2) & 3;
+    const IntVec code = (low_bits | high_bits << 8) - 512;
+    const Vec scale = broadcast(half_value(scales + i / 64 * 2));
+    store(out + (i - first), __builtin_convertvector(code, Vec) * scale);
+  }
+}
+
 struct SlotRange {
   uint32_t begin;
   uint32_t end;
@@ -101,13 +119,17 @@ WCUDA_INLINE uint32_t first_visible(const AttentionTile& tile, uint32_t position
   return tile.window != 0 && position >= tile.window ? position - tile.window + 1 : 0;
 }
 
-// out (n) = elements first … first + n - 1 of a row: whole blocks if the type has blocks of 32.
-WCUDA_INLINE void expand_row(const AttentionTile& tile, const uint8_t* row, uint32_t first,
-                             uint32_t n, float* out) {
+// out (n) = elements first … first + n - 1 of the row of a slot: whole blocks if the type has
+// blocks of 32.
+WCUDA_INLINE void expand_row(const AttentionTile& tile, const uint8_t* rows, uint32_t slot,
+                             uint32_t first, uint32_t n, float* out) {
+  const uint8_t* row = rows + slot * tile.row_bytes;
   if (tile.kv_type == 0)
     expand_halves(row + uint64_t{2} * first, n, out);
   else if (tile.kv_type == 1)
     expand_q8_0(row + first / 32 * 34, n, out);
+  else if (tile.kv_type == 3)
+    expand_int10(tile, row, slot % 2 == 1, first, n, out);
   else
     expand_e4m3(row + first, n, out);
 }
@@ -129,8 +151,7 @@ WCUDA_INLINE void expand_keys(const AttentionTile& tile, const PageRows& page, S
                               float* out) {
   for (uint32_t s = slots.begin; s < slots.end; ++s) {
     prefetch_next(tile, page, s);
-    expand_row(tile, page.rows + s * tile.row_bytes, 0, tile.head_length,
-               out + s * tile.head_length);
+    expand_row(tile, page.rows, s, 0, tile.head_length, out + s * tile.head_length);
   }
 }
 
@@ -144,7 +165,7 @@ WCUDA_INLINE void expand_values(const AttentionTile& tile, const PageRows& page,
     prefetch_next(tile, page, s);
     for (uint32_t d = 0; d < tile.head_length; d += kGatherCols) {
       const uint32_t cols = smaller(kGatherCols, tile.head_length - d);
-      expand_row(tile, page.rows + s * tile.row_bytes, d, cols, out + d * kPageSlots + s * cols);
+      expand_row(tile, page.rows, s, d, cols, out + d * kPageSlots + s * cols);
     }
   }
 }
