@@ -71,6 +71,7 @@ struct LinearBatchParams {
   const float* biases[kLinearMatricesMax];
   float* outputs[kLinearMatricesMax];
   uint32_t rows[kLinearMatricesMax];
+  float scale_factors[kLinearMatricesMax];
   uint32_t first_tile[kLinearMatricesMax];  // of each matrix; a tile has rows of gate and up
   uint32_t second_tile;                     // the first tile of the second type
 };

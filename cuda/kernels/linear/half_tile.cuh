@@ -7,7 +7,9 @@
 //   kOrder        the order in which inputs are stored for operand B (half_input.h)
 //   kKTileBytes   bytes of the packed tiles of 256 inputs
 //   kWeightScale  the factor by which weights are multiplied, so that small scales stay normal f16
-//   load          loads the codes and scales of half K-tile `half` (0, 1) of the K-tile
+//   kHasScaleFactor  whether they are also multiplied by that of their matrix (scale_factor.h)
+//   load          loads the codes and scales of half K-tile `half` (0, 1) of the K-tile. With
+//                 has_scales, the same object has loaded the other half just before
 //   group         returns the operands of group m (0 … 3), 32 inputs, of the half K-tile: a[0 … 3]
 //                 for the first 16 places, a[4 … 7] for the others; rows g, g + 8, g, g + 8
 #pragma once
@@ -16,6 +18,7 @@
 
 #include "kernels/linear/half_input.h"
 #include "kernels/linear/tile.cuh"
+#include "kernels/shared/scale_factor.h"
 
 namespace wcuda::kernels {
 
@@ -37,10 +40,7 @@ __device__ __forceinline__ __half2 bits_half2(uint32_t bits) {
 // rest, with rest = scale * centre - min. The centre makes the rest small, and so halves the error
 // of rounding to f16, compared with rounding scale and min. Other formats have f16 scales and mins.
 WCUDA_HD constexpr float code_centre(uint32_t type) {
-  return type == TensorType::kQ2_K   ? 2.0f
-         : type == TensorType::kQ4_K ? 8.0f
-         : type == TensorType::kQ5_K ? 16.0f
-                                     : 0.0f;
+  return type == TensorType::kQ2_K ? 2.0f : type == TensorType::kQ5_K ? 16.0f : 0.0f;
 }
 
 // For types whose weights are scale * (code - offset) - min. Uses their int8 tiles.
@@ -51,6 +51,7 @@ struct HalfTile {
   static constexpr uint32_t kPackedTiles = kKTileInputs / T::kLayout.packed_tile_inputs();
   static constexpr uint32_t kKTileBytes = kPackedTiles * T::kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 4.0f;
+  static constexpr bool kHasScaleFactor = false;
   // Number of scales that a lane decodes. The quad needs those of the half K-tile: 4 groups of 32
   // inputs, or 8 of 16. Lane t decodes group t of 32, or 2 groups of 16.
   static constexpr uint32_t kDecoded = T::kGroup == 16 ? 2 : 1;
@@ -59,7 +60,8 @@ struct HalfTile {
   uint32_t scales[kDecoded];  // f16 of row g and of row g + 8
   uint32_t rests[kDecoded];   // scale * centre - min
 
-  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane, __half2,
+                                       bool = false) {
     raw = T::load(k_tile, half, lane);
 #pragma unroll
     for (uint32_t i = 0; i < kDecoded; ++i) {
@@ -108,21 +110,26 @@ struct HalfTile {
   }
 };
 
-// Q4_K: nibble n is converted in place, as the low bits of the f16 number 1024 + n or 1024 + 16 n.
+// Q4_K: nibble n is used where it is, as the low bits of the subnormal f16 number n * 2^-24, or
+// 16 n * 2^-24, so that a weight takes one multiply-add. Scales times 2^24 must then be f16
+// numbers: weights are multiplied by 2^-12 and by a power of two that follows from the largest
+// scale of the matrix (Matrix::scale_factor).
 template <>
 struct HalfTile<TensorType::kQ4_K> {
   static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kQ4_K);
   static constexpr InputOrder kOrder = InputOrder::kCross;
   static constexpr uint32_t kPackedTiles = 1;
   static constexpr uint32_t kKTileBytes = kLayout.packed_tile_bytes();
-  static constexpr float kWeightScale = 4.0f;
-  static constexpr float kCentre = code_centre(TensorType::kQ4_K);
+  static constexpr float kWeightScale = 1.0f / kScaleFactorDivisor;
+  static constexpr bool kHasScaleFactor = true;
 
-  uint4 qs[2];    // two groups each (low and high nibbles): 8 bytes of row g, 8 of row g + 8
-  __half2 scale;  // of group lane % 4, row g and row g + 8
-  __half2 rest;   // scale * centre - min
+  uint4 qs[2];       // two groups each (low and high nibbles): 8 bytes of row g, 8 of row g + 8
+  __half2 scale;     // of group lane % 4, row g and row g + 8, times 2^24; of odd groups 2^20
+  __half2 rest;      // the weight of code 0
+  __half2 d, d_min;  // times the scale factor, row g and row g + 8
 
-  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane,
+                                       __half2 factor, bool has_scales = false) {
     const uint8_t* const header = k_tile + field_base(kLayout, 1) + lane / 4 * 16;
     const uint4 low = read_16(header), high = read_16(header + 128);
     const uint8_t* const codes = k_tile + half * 1024 + lane * 16;
@@ -138,16 +145,18 @@ struct HalfTile<TensorType::kQ4_K> {
       scale_code = (third & 0x000f000f) | (first >> 2 & 0x00300030);
       min_code = (third >> 4 & 0x000f000f) | (second >> 2 & 0x00300030);
     }
-    const __half2 d = bits_half2(__byte_perm(low.x, high.x, 0x5410));
-    const __half2 d_min = bits_half2(__byte_perm(low.x, high.x, 0x7632));
-    const __half2 scale_number = number(scale_code | kBias), min_number = number(min_code | kBias);
-    const __half2 scaled = __hmul2(d, __float2half2_rn(kWeightScale));
-    const __half2 scaled_min = __hmul2(d_min, __float2half2_rn(-kWeightScale));
-    scale = __hmul2(scale_number, scaled);
-    // The min is kept in two terms, so that only the rest is rounded.
-    const __half2 min = __hmul2(min_number, scaled_min);
-    const __half2 min_low = __hfma2(min_number, scaled_min, __hneg2(min));
-    rest = __hadd2(__hfma2(scale_number, __hmul2(scaled, __float2half2_rn(kCentre)), min), min_low);
+    if (!has_scales) {
+      d = __hmul2(bits_half2(__byte_perm(low.x, high.x, 0x5410)), factor);
+      d_min = __hmul2(bits_half2(__byte_perm(low.x, high.x, 0x7632)), factor);
+    }
+    const __half2 scale_number = number(scale_code), min_number = number(min_code);
+    // What rounding takes from the scale, as of code 8, and from the min, is added to the rest.
+    const __half2 scaled = __hmul2(scale_number, d), min = __hmul2(min_number, d_min);
+    const __half2 scale_lost = __hfma2(scale_number, d, __hneg2(scaled));
+    const __half2 min_lost = __hfma2(min_number, d_min, __hneg2(min));
+    const __half2 lost = __hfma2(scale_lost, __float2half2_rn(8.0f), __hneg2(min_lost));
+    rest = __hmul2(__hsub2(lost, min), __float2half2_rn(1.0f / kScaleFactorDivisor));
+    scale = __hmul2(scaled, __float2half2_rn(lane % 2 == 0 ? 4096.0f : 256.0f));
   }
 
   __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t lane,
@@ -163,27 +172,16 @@ struct HalfTile<TensorType::kQ4_K> {
       const __half2 row_rest = j % 2 == 0 ? __low2half2(rests) : __high2half2(rests);
 #pragma unroll
       for (uint32_t pair = 0; pair < 2; ++pair) {
-        const uint32_t codes = words[j] >> (8 * pair);
-        const __half2 n =
-            m % 2 == 0 ? __hsub2(bits_half2(biased(codes, 0x000f000f)),
-                                 __float2half2_rn(1024.0f + kCentre))
-                       : __hfma2(bits_half2(biased(codes, 0x00f000f0)), __float2half2_rn(1.0f / 16),
-                                 __float2half2_rn(-1024.0f / 16 - kCentre));
-        a[j / 2 * 4 + pair * 2 + j % 2] = half2_bits(__hfma2(n, row_scale, row_rest));
+        const uint32_t codes = words[j] >> (8 * pair) & (m % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
+        a[j / 2 * 4 + pair * 2 + j % 2] =
+            half2_bits(__hfma2(bits_half2(codes), row_scale, row_rest));
       }
     }
   }
 
  private:
-  static constexpr uint32_t kBias = 0x64006400;  // 1024, 1024
-  // Returns (codes & mask) | kBias with one instruction. The compiler uses two for two constants.
-  static __device__ __forceinline__ uint32_t biased(uint32_t codes, uint32_t mask) {
-    uint32_t result;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(codes), "r"(mask), "r"(kBias));
-    return result;
-  }
-  static __device__ __forceinline__ __half2 number(uint32_t biased) {
-    return __hsub2(bits_half2(biased), __float2half2_rn(1024.0f));
+  static __device__ __forceinline__ __half2 number(uint32_t code) {
+    return __hsub2(bits_half2(code | 0x64006400), __float2half2_rn(1024.0f));
   }
 };
 
@@ -196,9 +194,11 @@ struct HalfTile<TensorType::kF16> {
   static constexpr uint32_t kPackedTiles = 4;
   static constexpr uint32_t kKTileBytes = kPackedTiles * kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 1.0f;
+  static constexpr bool kHasScaleFactor = false;
   const uint8_t* half_bytes;
 
-  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane, __half2,
+                                       bool = false) {
     half_bytes = k_tile + half * (kKTileBytes / 2) + lane * 16;
   }
   __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t, uint32_t (&a)[8]) const {
@@ -236,9 +236,11 @@ struct HalfTile<TensorType::kF32> {
   static constexpr uint32_t kPackedTiles = 4;
   static constexpr uint32_t kKTileBytes = kPackedTiles * kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 4.0f;
+  static constexpr bool kHasScaleFactor = false;
   const uint8_t* half_bytes;
 
-  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane, __half2,
+                                       bool = false) {
     half_bytes = k_tile + half * (kKTileBytes / 2) + lane * 16;
   }
   __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t, uint32_t (&a)[8]) const {

@@ -193,6 +193,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
           is_done[m] = true;
           if (args.matrices[m].rows == 0) continue;
           params.packed_tiles[params.matrix_count] = args.matrices[m].packed_tiles;
+          params.scale_factors[params.matrix_count] = args.matrices[m].scale_factor;
           params.biases[params.matrix_count] = args.biases[m];
           params.outputs[params.matrix_count] = args.outputs[m];
           params.rows[params.matrix_count++] = args.matrices[m].rows;

@@ -65,11 +65,15 @@ struct BatchTile {
       if (index >= params.first_tile[m]) matrix = m;
     first_row = (index - params.first_tile[matrix]) * rows;
   }
+  // Returns the matrix of M-tile `m_tile` of the tile.
+  __device__ uint32_t matrix_of(uint32_t m_tile) const {
+    return is_gate ? m_tile / (rows / quant::kMTileRows) : matrix;
+  }
   // Returns the packed tiles of M-tile `m_tile` of the tile, or null past the end of the matrix.
   __device__ const uint8_t* m_tile(const LinearBatchParams& params, uint32_t m_tile,
                                    uint64_t m_tile_bytes) const {
     const uint32_t m_tiles = rows / quant::kMTileRows;
-    const uint32_t of_matrix = is_gate ? m_tile / m_tiles : matrix;
+    const uint32_t of_matrix = matrix_of(m_tile);
     const uint32_t row = first_row + m_tile % m_tiles * quant::kMTileRows;
     if (row >= params.rows[of_matrix]) return nullptr;
     return params.packed_tiles[of_matrix] + row / quant::kMTileRows * m_tile_bytes;
@@ -154,7 +158,8 @@ __device__ __forceinline__ void produce_tokens(const LinearBatchParams& params,
 template <class Operand, uint32_t kTokens>
 __device__ __forceinline__ void consume(const LinearBatchParams& params, const BatchWork& work,
                                         const uint8_t* packed_tiles, BatchWeights<Operand>& weights,
-                                        const Pipeline& tokens, float (&sums)[kTokens / 2]) {
+                                        __half2 factor, const Pipeline& tokens,
+                                        float (&sums)[kTokens / 2]) {
   constexpr uint32_t kStageHalves = batch_stage_halves(kTokens);
   // Whether the next codes are loaded before the products are waited for.
   constexpr bool kIsEarly = kTokens > 32;
@@ -163,7 +168,8 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
   Operand operand;
   const auto load = [&](uint32_t half) {
     if (half == 0) weights.ring.wait_full(weights.stage);
-    operand.load(packed_tiles + weights.stage.stage * weights.ring.stage_bytes, half, lane);
+    operand.load(packed_tiles + weights.stage.stage * weights.ring.stage_bytes, half, lane, factor,
+                 half == 1);
   };
   load(0);
 #pragma unroll 1
@@ -436,8 +442,14 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   }
 
   float sums[kTokens / 2] = {};
+  const float scale_factor = params.scale_factors[tile.matrix_of(warp)];
   consume<Operand, kTokens>(params, work, batch_shared + (weights.ring.data - start), weights,
-                            tokens, sums);
+                            __float2half2_rn(scale_factor), tokens, sums);
+  if (Operand::kHasScaleFactor) {
+    // Gate and up have factors of their own.
+#pragma unroll
+    for (float& sum : sums) sum *= 1.0f / scale_factor;
+  }
   constexpr float kFactor = 1.0f / Operand::kWeightScale;
   auto* const parts =
       reinterpret_cast<float*>(batch_shared + (shared - start) + kBatchBarrierBytes);

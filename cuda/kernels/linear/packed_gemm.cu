@@ -43,6 +43,7 @@ struct Group {
   void add(const LinearArgs& args, uint32_t m) {
     const uint32_t i = params.matrix_count++;
     params.packed_tiles[i] = args.matrices[m].packed_tiles;
+    params.scale_factors[i] = args.matrices[m].scale_factor;
     params.biases[i] = args.biases[m];
     params.outputs[i] = args.outputs[m];
     params.rows[i] = args.matrices[m].rows;

@@ -84,6 +84,13 @@ struct GemmSegment {
   uint32_t partition;        // index of the partition of K within the tile
 };
 
+// Returns the matrix that a warp has of a segment: a warpgroup has 64 rows, or 32 rows of gate and
+// the same 32 rows of up.
+__device__ __forceinline__ uint32_t matrix_of(const PackedGemmParams& params,
+                                              const GemmSegment& segment, uint32_t warp) {
+  return params.epilogue >= Epilogue::kSiluGate ? warp / 2 % 2 : segment.matrix;
+}
+
 // Iterates over the segments of a warpgroup.
 struct GemmWork {
   uint32_t iteration;
@@ -171,8 +178,7 @@ struct GemmWeights {
       GemmSegment segment;
       if (!work.next<kN>(params, warp / 4, &segment)) return;
       const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
-      // A warpgroup has 64 rows, or 32 rows of gate and the same 32 rows of up.
-      const uint32_t matrix = is_gate ? warp / 2 % 2 : segment.matrix;
+      const uint32_t matrix = matrix_of(params, segment, warp);
       const uint32_t m = warp % (is_gate ? 2 : 4);
       const uint32_t row = segment.first_row + m * quant::kMTileRows;
       packed_tile_bytes =
@@ -242,7 +248,7 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
 // `first_token` on. `packed_tiles` points to weights.ring.data.
 template <class First, class Second, bool kIsSecond, uint32_t kN, uint32_t kTokens>
 __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_t groups,
-                                         uint32_t warp, uint32_t first_token,
+                                         uint32_t warp, float scale_factor, uint32_t first_token,
                                          const uint8_t* packed_tiles, GemmWeights& weights,
                                          const Pipeline& tokens, PipelineState& token_stage,
                                          float (&sums)[kTokens / 2]) {
@@ -262,13 +268,14 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
     weights.fetch<First, Second, kN>(params, warp, weights.stage.stage);
     weights.stage.advance(params.weight_stages);
   };
+  const __half2 factors = __float2half2_rn(scale_factor);
   Operand operands[2];  // of the two halves of a K-tile
   uint32_t a[2][8];     // operand A of this group and the previous one
   uint32_t last = 0;    // the stage of activations before the current one
   uint64_t descriptor = 0;
   if constexpr (kParts == 1) {
     weights.ring.wait_full(weights.stage);
-    operands[0].load(place(weights.stage.stage), 0, lane);
+    operands[0].load(place(weights.stage.stage), 0, lane, factors);
   }
 #pragma unroll 1
   for (uint32_t first = 0; first < groups; first += 8) {
@@ -286,7 +293,7 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
           weights.ring.wait_full(weights.stage);
           operands[half].load(
               place(weights.stage.stage) - group / kPartGroups * (Operand::kKTileBytes / kParts),
-              half, lane);
+              half, lane, factors);
         }
       }
       // Only the products of the previous group may still be in flight. The operand registers of
@@ -309,12 +316,12 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
       }
       // Loads the next operands while these products run.
       if constexpr (kParts == 1) {
-        if (group == 0) operands[1].load(place(weights.stage.stage), 1, lane);
+        if (group == 0) operands[1].load(place(weights.stage.stage), 1, lane, factors);
         if (group == 4 && first + 8 < groups) {
           PipelineState next = weights.stage;
           next.advance(params.weight_stages);
           weights.ring.wait_full(next);
-          operands[0].load(place(next.stage), 0, lane);
+          operands[0].load(place(next.stage), 0, lane, factors);
         }
       }
       if (kParts > 1 && group % kPartGroups == kPartGroups - 1) next_weights();
@@ -327,6 +334,11 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
   wgmma_wait<0>();
   accumulator_fence(sums);
   release(tokens.empty_barrier(last));
+  if (Operand::kHasScaleFactor) {
+    // Gate and up have factors of their own.
+#pragma unroll
+    for (float& sum : sums) sum *= 1.0f / scale_factor;
+  }
 }
 
 __device__ __forceinline__ void sync_warpgroup(uint32_t warpgroup) {
@@ -668,17 +680,18 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
       float sums[kN / 2] = {};
       const bool is_second = kType != kSecond && segment.matrix >= params.second_matrix;
       const uint32_t first = segment.first_token % kN;
+      const float scale_factor = params.scale_factors[matrix_of(params, segment, warp)];
       const uint8_t* const packed_tiles = shared + weight_offset;
       if (kType != kSecond && is_second)
-        multiply<First, Second, true, kN, kN>(params, segment.groups, warp, first, packed_tiles,
-                                              weights, tokens, token_stage, sums);
+        multiply<First, Second, true, kN, kN>(params, segment.groups, warp, scale_factor, first,
+                                              packed_tiles, weights, tokens, token_stage, sums);
       else if (kN == kGemmShortTokens && kType == kSecond && segment.is_half)
-        multiply<First, Second, false, kN, kN / 2>(params, segment.groups, warp, first,
-                                                   packed_tiles, weights, tokens, token_stage,
-                                                   reinterpret_cast<float(&)[kN / 4]>(sums));
+        multiply<First, Second, false, kN, kN / 2>(
+            params, segment.groups, warp, scale_factor, first, packed_tiles, weights, tokens,
+            token_stage, reinterpret_cast<float(&)[kN / 4]>(sums));
       else
-        multiply<First, Second, false, kN, kN>(params, segment.groups, warp, first, packed_tiles,
-                                               weights, tokens, token_stage, sums);
+        multiply<First, Second, false, kN, kN>(params, segment.groups, warp, scale_factor, first,
+                                               packed_tiles, weights, tokens, token_stage, sums);
       dependent_wait();
       if (segment.k_tiles < params.k_tile_count &&
           !join_partitions<kN>(params, segment, warp / 4, sums, outputs))

@@ -53,6 +53,7 @@ cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& l
     params.rows = matrix.rows;
     params.token_tiles = token_tiles;
     params.k_tile_count = half.out.depth / kKTileInputs;
+    params.scale_factor = matrix.scale_factor;
     params.m_tile_bytes = quant::tile_layout(matrix.type).m_tile_bytes(cols);
     params.epilogue = !is_gate ? args.epilogue
                       : m == 1 ? Epilogue::kStore

@@ -86,6 +86,9 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
       copy_async_16(target + i, source + i);
   };
 
+  const __half2 factor = __float2half2_rn(params.scale_factor);
+  const float sum_factor =
+      1.0f / (Operand::kWeightScale * (Operand::kHasScaleFactor ? params.scale_factor : 1.0f));
   dependent_trigger();
   fetch_weights(0);
   prepare_operand<Operand>(0);
@@ -112,7 +115,7 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
       Operand operand;
       operand.load(
           mma_shared + weight_stage(step) - (Shape::kSteps == 1 ? half * Shape::kWeightBytes : 0),
-          half, lane);
+          half, lane, factor);
 #pragma unroll
       for (uint32_t m = 0; m < 4; ++m) {
         uint32_t a[8];
@@ -142,7 +145,7 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
     const uint32_t row = first_row + lane / 4 + i / 2 % 2 * 8;
     if (column >= tokens || row >= params.rows) continue;
     float* const output = params.output + uint64_t{first_token + column} * params.rows + row;
-    const float scale = params.scales[first_token + column] * (1.0f / Operand::kWeightScale);
+    const float scale = params.scales[first_token + column] * sum_factor;
     float value = sums[i / 4][i % 4] * scale;
     if (params.bias != nullptr) value += params.bias[row];
     if (params.epilogue == Epilogue::kAdd)

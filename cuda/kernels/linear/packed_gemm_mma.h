@@ -21,8 +21,9 @@ struct GemmMmaParams {
   const uint16_t* h;            // (token_tiles, k_tile_count * 4, kMmaTokens, 64)
   const float* scales;          // (tokens)
   const uint8_t* packed_tiles;  // (rows / 16, m_tile_bytes)
-  const float* bias;            // (rows); may be null
-  float* output;                // (tokens, rows)
+  float scale_factor;
+  const float* bias;  // (rows); may be null
+  float* output;      // (tokens, rows)
 };
 
 // The kernel of a type, and what its launcher needs to know.

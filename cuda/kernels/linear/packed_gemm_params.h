@@ -88,6 +88,7 @@ struct PackedGemmParams {
   const float* biases[kLinearMatricesMax];
   float* outputs[kLinearMatricesMax];
   uint32_t rows[kLinearMatricesMax];
+  float scale_factors[kLinearMatricesMax];
   uint32_t first_tile[kLinearMatricesMax];  // of the rows of each matrix; a tile has gate and up
   uint32_t second_matrix;                   // the first matrix of the second type
   GemmOperand operand;

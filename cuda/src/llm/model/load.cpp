@@ -4,6 +4,7 @@
 #include <cinttypes>
 
 #include "core/base/thread_pool.h"
+#include "kernels/shared/scale_factor.h"
 #include "llm/model/first_failure.h"
 #include "llm/model/model.h"
 #include "llm/model/plan.h"
@@ -165,7 +166,8 @@ class Loader {
     args.targets = &targets_;
     args.check_cancelled = [this](uint64_t done) { return check_cancelled(done); };
     args.report = [this](uint64_t done) { return report_up_to(done); };
-    return model::upload(args, &digests_);
+    WCUDA_ASSIGN(uploaded_, model::upload(args));
+    return {};
   }
   // Reports progress in steps of at most kProgressBytes.
   Status report_up_to(uint64_t done_bytes) {
@@ -260,7 +262,11 @@ class Loader {
       tensors[i].is_vector = tensor.slot.is_vector;
       tensors[i].matrix = {targets_[i],   tensor.bytes,     tensor.type,
                            tensor.layout, tensor.slot.rows, tensor.slot.cols};
-      if (!digests_.empty()) tensors[i].digests = digests_[i];
+      if (!uploaded_.digests.empty()) {
+        tensors[i].digests = uploaded_.digests[i];
+        if (!tensor.slot.is_vector && kernels::has_scale_factor(tensor.type))
+          tensors[i].matrix.scale_factor = kernels::scale_factor(uploaded_.scale_bounds[i]);
+      }
       if (tensor.slot.is_vector)
         tensor.slot.vector_in(weights_) = reinterpret_cast<const float*>(targets_[i]);
       else
@@ -284,7 +290,7 @@ class Loader {
     model->weights_ = std::move(weights_);
     model->buffers_ = std::move(buffers_);
     // A streamed load has computed the digests; the host computes them from the loaded weights.
-    if (digests_.empty()) WCUDA_TRY(model->take_digests());
+    if (uploaded_.digests.empty()) WCUDA_TRY(model->take_digests());
     return model;
   }
 
@@ -294,9 +300,9 @@ class Loader {
   DetailedPlan plan_;
   vram::Buffer staging_;
   vram::Buffer staged_;
-  std::vector<vram::Buffer> buffers_;   // [0]: all vectors; then the matrices in the plan's order
-  std::vector<uint8_t*> targets_;       // of each planned tensor
-  std::vector<TensorDigests> digests_;  // the same; empty on the host
+  std::vector<vram::Buffer> buffers_;  // [0]: all vectors; then the matrices in the plan's order
+  std::vector<uint8_t*> targets_;      // of each planned tensor
+  Uploaded uploaded_;                  // empty on the host
   Weights weights_;
   uint64_t done_bytes_ = 0;
 };

@@ -144,8 +144,9 @@ Status plan_stream(const Backend& backend, DetailedPlan* plan) {
   plan->plan.staging_bytes = plan->slice_count * plan->slice_bytes;
   plan->device_staging_bytes = std::max(largest, std::min(all, kDeviceStagingBytes));
   plan->digests_offset = plan->device_staging_bytes;
-  plan->digest_scratch_offset = align_up(
-      plan->digests_offset + plan->tensors.size() * sizeof(TensorDigests), kDeviceAlignment);
+  plan->scale_bounds_offset = plan->digests_offset + plan->tensors.size() * sizeof(TensorDigests);
+  plan->digest_scratch_offset =
+      align_up(plan->scale_bounds_offset + plan->tensors.size() * sizeof(float), kDeviceAlignment);
   plan->plan.loading_bytes =
       plan->digest_scratch_offset + kRepackStreams * vram::kDigestScratchBytes;
   assign_staged_offsets(plan);

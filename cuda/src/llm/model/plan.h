@@ -43,9 +43,10 @@ struct DetailedPlan {
   uint32_t slice_count = 0;
   uint64_t slice_bytes = 0;
   // In a streamed load, parts of plan.loading_bytes: the device staging buffer, a TensorDigests for
-  // each tensor, and scratch for digests.
+  // each tensor, a scale bound for each tensor, and scratch for digests.
   uint64_t device_staging_bytes = 0;
   uint64_t digests_offset = 0;
+  uint64_t scale_bounds_offset = 0;
   uint64_t digest_scratch_offset = 0;
 };
 

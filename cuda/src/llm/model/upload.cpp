@@ -36,7 +36,7 @@ class Uploader {
         pieces_left_(plan_.tensors.size()),
         repacked_(plan_.tensors.size()) {}
 
-  Status run(std::vector<TensorDigests>* digests) {
+  Result<Uploaded> run() {
     WCUDA_TRY(prepare());
     WCUDA_ASSIGN(const std::unique_ptr<ThreadPool> pool,
                  ThreadPool::create(static_cast<uint32_t>(threads_.size())));
@@ -45,11 +45,15 @@ class Uploader {
     WCUDA_TRY(failure_.take());
     for (const OwnedStream& stream : repacking_) WCUDA_TRY(backend_.synchronize(stream));
     WCUDA_TRY(args_.report(done_bytes_));
-    std::vector<TensorDigests> read(plan_.tensors.size());
+    Uploaded read;
+    read.digests.resize(plan_.tensors.size());
+    read.scale_bounds.resize(plan_.tensors.size());
     static_assert(sizeof(TensorDigests) == 2 * sizeof(Digest));
-    WCUDA_TRY(backend_.copy_to_host(read.data(), digests_of(0), read.size() * sizeof read[0]));
-    *digests = std::move(read);
-    return {};
+    WCUDA_TRY(backend_.copy_to_host(read.digests.data(), digests_of(0),
+                                    read.digests.size() * sizeof read.digests[0]));
+    WCUDA_TRY(backend_.copy_to_host(read.scale_bounds.data(), scale_bound_of(0),
+                                    read.scale_bounds.size() * sizeof read.scale_bounds[0]));
+    return read;
   }
 
  private:
@@ -162,6 +166,7 @@ class Uploader {
     weight.is_vector = tensor.slot.is_vector;
     weight.rows = tensor.slot.rows;
     weight.cols = tensor.slot.cols;
+    weight.scale_bound = scale_bound_of(number);
     uint8_t* const digests = digests_of(number);
     uint8_t* const scratch =
         args_.staged + plan_.digest_scratch_offset + lane * vram::kDigestScratchBytes;
@@ -175,6 +180,9 @@ class Uploader {
 
   uint8_t* digests_of(size_t tensor) const {
     return args_.staged + plan_.digests_offset + tensor * sizeof(TensorDigests);
+  }
+  float* scale_bound_of(size_t tensor) const {
+    return reinterpret_cast<float*>(args_.staged + plan_.scale_bounds_offset) + tensor;
   }
 
   const UploadArgs& args_;
@@ -200,9 +208,9 @@ class Uploader {
 
 }  // namespace
 
-Status upload(const UploadArgs& args, std::vector<TensorDigests>* digests) {
+Result<Uploaded> upload(const UploadArgs& args) {
   Uploader uploader(args);
-  return uploader.run(digests);
+  return uploader.run();
 }
 
 }  // namespace wcuda::model

@@ -29,7 +29,13 @@ struct UploadArgs {
   std::function<Status(uint64_t)> report;
 };
 
-// Returns when all work is done or, after a failure, when none is left. Sets `digests`.
-Status upload(const UploadArgs& args, std::vector<TensorDigests>* digests);
+// What was computed of each planned tensor on the way.
+struct Uploaded {
+  std::vector<TensorDigests> digests;
+  std::vector<float> scale_bounds;  // of matrices of types that have a scale factor
+};
+
+// Returns when all work is done or, after a failure, when none is left.
+Result<Uploaded> upload(const UploadArgs& args);
 
 }  // namespace wcuda::model

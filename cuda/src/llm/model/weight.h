@@ -17,6 +17,7 @@ struct Weight {
   Layout layout = Layout::kRows;
   uint32_t rows = 0;
   uint32_t cols = 0;
+  float scale_factor = 1.0f;  // on a device, of a type that has one: kernels/shared/scale_factor.h
 };
 
 // f32 values on the device (norm gains, biases, rope frequencies); null if absent.

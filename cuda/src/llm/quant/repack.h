@@ -14,7 +14,18 @@ struct Repack {
   bool is_vector = false;
   uint32_t rows = 0;
   uint32_t cols = 1;
+  // For a type that has a scale factor, receives the bound that the factor follows from
+  // (kernels/shared/scale_factor.h); in the backend's memory, may be null.
+  float* scale_bound = nullptr;
 };
+
+inline uint64_t superblock_count(const Repack& weight) {
+  return uint64_t{weight.rows} * (weight.cols / 256);
+}
+
+// Returns the largest scale_bound of the superblocks of a weight as in its file; 0 if its type has
+// no scale factor.
+float scale_bound(uint32_t type, const uint8_t* blocks, uint64_t bytes);
 
 // Queued, of a whole weight; both in device memory. WCUDA_INVALID_ARGUMENT for a type or shape that
 // has no such order; WCUDA_UNSUPPORTED on a caller's table.

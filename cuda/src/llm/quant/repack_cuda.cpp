@@ -1,6 +1,8 @@
-// Repacking by the kernels of kernels/memory/repack.cu.
+// Repacking by the kernels of kernels/memory.
 #include "core/backend/cuda_launch.h"
 #include "kernels/memory/repack.h"
+#include "kernels/memory/scale_bound.h"
+#include "kernels/shared/scale_factor.h"
 #include "llm/quant/repack.h"
 
 namespace wcuda::quant {
@@ -15,7 +17,9 @@ Status repack_on_cuda(Backend& device, const Repack& weight, Stream stream) {
                          : kernels::repack(weight.type, weight.rows, weight.cols, 0, weight.rows,
                                            source, static_cast<uint8_t*>(weight.target), on);
     is_refused = error == cudaErrorInvalidValue;
-    return is_refused ? cudaSuccess : error;
+    if (error != cudaSuccess) return is_refused ? cudaSuccess : error;
+    if (weight.scale_bound == nullptr || !kernels::has_scale_factor(weight.type)) return error;
+    return kernels::scale_bound(source, superblock_count(weight), weight.scale_bound, on);
   });
   if (!is_refused) return status;
   return invalid_argument("no order on the device for tensor type %u, %u rows of %u", weight.type,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -17,6 +18,7 @@
 #include "core/backend/trace_backend.h"
 #include "core/base/blake3.h"
 #include "core/vram/digest.h"
+#include "kernels/shared/numeric.h"
 #include "llm/quant/layout_gpu.h"
 #include "llm/quant/repack.h"
 #include "llm/quant/tile_cases.h"
@@ -375,12 +377,25 @@ TEST_P(BackendConformance, repacks_weights_as_the_layout_says) {
   weight.type = 12;
   weight.rows = 37;
   weight.cols = 512;
+  const Block bound(*backend_, MemoryKind::kDevice, sizeof(float));
+  weight.scale_bound = static_cast<float*>(static_cast<void*>(bound.data()));
 
   ASSERT_TRUE(quant::repack(*backend_, weight, Stream{}).ok());
 
   std::vector<uint8_t> placed(expected.size());
   ASSERT_TRUE(backend_->copy_to_host(placed.data(), records.data(), placed.size()).ok());
   EXPECT_TRUE(placed == expected);
+  float found = 0.0f, largest = 0.0f;
+  ASSERT_TRUE(backend_->copy_to_host(&found, bound.data(), sizeof found).ok());
+  for (size_t at = 0; at < from.file.size(); at += 144) {
+    uint16_t scales[2];  // d and dmin
+    std::memcpy(scales, &from.file[at], sizeof scales);
+    const float of_d = 4.0f * std::fabs(half_to_float(scales[0]));
+    const float of_min = std::fabs(half_to_float(scales[1])) / 1024.0f;
+    if (std::isfinite(of_d) && std::isfinite(of_min)) largest = std::max({largest, of_d, of_min});
+  }
+  EXPECT_GT(found, 0.0f);
+  EXPECT_EQ(found, largest);
   weight.cols = 100;
   EXPECT_EQ(quant::repack(*backend_, weight, Stream{}).code(), WCUDA_INVALID_ARGUMENT);
   weight.is_vector = true;

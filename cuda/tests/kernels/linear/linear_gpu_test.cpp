@@ -170,7 +170,8 @@ TEST(GpuPackedGemm, gate_and_up_write_the_operand_that_down_would_convert) {
               down.tokens = kTokens;
               down.x = gate.outputs[0];
               down.matrix_count = 1;
-              down.matrices[0] = {packed_tiles.data(), type, kRows, kHidden};
+              down.matrices[0] = {packed_tiles.data(), type, kRows, kHidden,
+                                  scale_factor_of(matrix)};
               down.epilogue = Epilogue::kAdd;
               DeviceArray<float> output(std::vector<float>(uint64_t{kTokens} * kRows));
               down.outputs[0] = output.data();
@@ -217,7 +218,7 @@ TEST(GpuPackedGemm, a_gate_of_zeros_writes_an_operand_of_zeros) {
         down.tokens = kTokens;
         down.x = gate.outputs[0];
         down.matrix_count = 1;
-        down.matrices[0] = {packed_tiles.data(), kQ4_K, kRows, kHidden};
+        down.matrices[0] = {packed_tiles.data(), kQ4_K, kRows, kHidden, scale_factor_of(matrix)};
         down.epilogue = Epilogue::kAdd;
         const std::vector<float> residual(uint64_t{kTokens} * kRows, 3.0f);
         DeviceArray<float> output(residual);

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/shared/scale_factor.h"
+
 namespace wcuda {
 namespace {
 
@@ -105,6 +107,29 @@ TEST(Numeric, mul_add_rounds_the_product_first) {
   const float result = mul_add_rounded(a, a, -(1.0f + 0x1p-11f));  // fused: 2^-24
 
   EXPECT_EQ(result, 0.0f);
+}
+
+TEST(ScaleFactor, keeps_products_with_codes_in_the_range_of_f16) {
+  for (uint32_t exponent = 0; exponent < 31; ++exponent)
+    for (const uint16_t low : {0u, 1u, 0x200u, 0x3ffu}) {
+      const auto d = static_cast<uint16_t>(exponent << 10 | low);
+      for (const uint16_t d_min : {uint16_t{0}, d, uint16_t{0x7bff}}) {
+        const float factor = kernels::scale_factor(kernels::scale_bound(d, d_min));
+        EXPECT_EQ(factor, half_to_float(float_to_half(factor)));
+        EXPECT_LE(factor, 1024.0f);
+        EXPECT_LE(half_to_float(d) * factor * 63.0f * kernels::kScaleFactorDivisor, 65504.0f);
+        EXPECT_LE(half_to_float(d_min) * factor * 63.0f, 65504.0f);
+        // No smaller than it must be.
+        if (factor < 1024.0f) {
+          EXPECT_TRUE(half_to_float(d) * factor * 2.0f >= 0.25f ||
+                      half_to_float(d_min) * factor * 2.0f >= 1024.0f);
+        }
+      }
+    }
+  EXPECT_EQ(kernels::scale_factor(0.0f), 1024.0f);
+  EXPECT_EQ(kernels::scale_bound(0x7c00, 0), 0.0f);
+  EXPECT_EQ(kernels::scale_bound(0, 0x7e00), 0.0f);
+  EXPECT_EQ(kernels::scale_bound(0xbc00, 0), kernels::scale_bound(0x3c00, 0));
 }
 
 }  // namespace

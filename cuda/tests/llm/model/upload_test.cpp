@@ -12,10 +12,12 @@
 #include "core/backend/fault_backend.h"
 #include "core/backend/open.h"
 #include "core/base/blake3.h"
+#include "kernels/shared/scale_factor.h"
 #include "llm/gguf/gguf_open.h"
 #include "llm/model/model.h"
 #include "llm/model/tiny_model.h"
 #include "llm/quant/layout_gpu.h"
+#include "llm/quant/repack.h"
 #include "support/allocation_failure.h"
 #include "support/pretend_device.h"
 #include "support/temp_folder.h"
@@ -153,7 +155,7 @@ TEST_P(ModelUpload, plan_equals_the_ledger_to_the_byte) {
 }
 
 TEST_P(ModelUpload, tensors_take_turns_in_a_small_staging_buffer) {
-  TinyModel tiny;
+  TinyModel tiny = TinyModel::of_type(testing::kQ4_K);
   tiny.vocabulary_size = 997;
   tiny.layer_count = 9;
   const std::string bytes = tiny.build();
@@ -191,18 +193,24 @@ TEST_P(ModelUpload, tensors_take_turns_in_a_small_staging_buffer) {
     args.staged = staged->data();
     args.targets = &targets;
     args.check_cancelled = args.report = [](uint64_t) { return Status(); };
-    std::vector<TensorDigests> digests;
 
-    const Status status = upload(args, &digests);
+    const Result<Uploaded> uploaded = upload(args);
 
-    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(uploaded.ok()) << uploaded.status().message();
     for (size_t i = 0; i < plan->tensors.size(); ++i) {
       const PlannedTensor& tensor = plan->tensors[i];
       const std::string in_file = file_bytes_of(*file, tensor.index);
       std::vector<uint8_t> placed(tensor.bytes);
       ASSERT_TRUE(memory_->backend().copy_to_host(placed.data(), targets[i], placed.size()).ok());
-      EXPECT_EQ(digests[i].file, blake3_of(in_file.data(), in_file.size())) << tensor.slot.name;
-      EXPECT_EQ(digests[i].resident, blake3_of(placed.data(), placed.size())) << tensor.slot.name;
+      const TensorDigests& digests = uploaded->digests[i];
+      EXPECT_EQ(digests.file, blake3_of(in_file.data(), in_file.size())) << tensor.slot.name;
+      EXPECT_EQ(digests.resident, blake3_of(placed.data(), placed.size())) << tensor.slot.name;
+      if (!tensor.slot.is_vector && kernels::has_scale_factor(tensor.type)) {
+        const auto* const blocks = reinterpret_cast<const uint8_t*>(in_file.data());
+        EXPECT_GT(uploaded->scale_bounds[i], 0.0f);
+        EXPECT_EQ(uploaded->scale_bounds[i],
+                  quant::scale_bound(tensor.type, blocks, in_file.size()));
+      }
     }
   }
 }

@@ -9,8 +9,10 @@
 
 #include "kernels/shared/numeric.h"
 #include "kernels/shared/packed_tile.h"
+#include "kernels/shared/scale_factor.h"
 #include "llm/quant/format.h"
 #include "llm/quant/random_blocks.h"
+#include "llm/quant/repack.h"
 
 namespace wcuda::testing {
 
@@ -22,6 +24,13 @@ struct RandomMatrix {
   std::vector<uint8_t> packed_tiles;  // with their padding
   std::vector<float> values;          // (rows, cols)
 };
+
+inline float scale_factor_of(const RandomMatrix& matrix) {
+  const uint32_t type = matrix.format->id;
+  return kernels::has_scale_factor(type) ? kernels::scale_factor(quant::scale_bound(
+                                               type, matrix.file.data(), matrix.file.size()))
+                                         : 1.0f;
+}
 
 // Permutes rows of the file into packed tiles, one byte after the other.
 inline std::vector<uint8_t> pack_tiles(const quant::Format& format, uint32_t rows, uint32_t cols,

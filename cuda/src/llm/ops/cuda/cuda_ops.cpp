@@ -28,7 +28,8 @@ namespace {
 static_assert(kLinearWeightsMax == kernels::kLinearMatricesMax);
 
 kernels::Matrix matrix(const Weight& weight) {
-  return {static_cast<const uint8_t*>(weight.data), weight.type, weight.rows, weight.cols};
+  return {static_cast<const uint8_t*>(weight.data), weight.type, weight.rows, weight.cols,
+          weight.scale_factor};
 }
 
 kernels::Epilogue gate_epilogue(Activation activation) {
