@@ -32,7 +32,7 @@ command_gpu_pack() {
   gpu_pack_tree "$pack/tree"
   cp tools/dev/bench_report.py "$pack"
   gpu_pack_python "$pack"
-  du -ah "$pack" | sort -rh | head -30
+  du -ah "$pack" | sort -rh | sed -n 1,30p # reads all: a closed pipe would end the script
   step "archive" gpu_pack_archive "$pack" "$ROOT/.gpu-pack"
   local bytes
   bytes=$(du -sb .gpu-pack | cut -f1)
