@@ -320,9 +320,14 @@ int main(int argument_count, char** arguments) {
       shape += length + 1;
       break;
     }
-    char* positions = nullptr;
-    const auto rows = static_cast<uint32_t>(std::strtoul(shape, &positions, 10));
-    decode(k8B, type, rows, static_cast<uint32_t>(std::strtoul(positions + 1, nullptr, 10)));
+    char* end = nullptr;
+    const auto rows = static_cast<uint32_t>(std::strtoul(shape, &end, 10));
+    const auto positions = *end == 'x' ? static_cast<uint32_t>(std::strtoul(end + 1, &end, 10)) : 0;
+    if (rows == 0 || positions == 0 || *end != '\0') {
+      std::fprintf(stderr, "'%s' is not [TYPE:]ROWSxPOSITIONS\n", arguments[i]);
+      return 2;
+    }
+    decode(k8B, type, rows, positions);
   }
   if (argument_count > 1) return 0;
   for (const KvType type : kTypes) {
