@@ -1048,7 +1048,9 @@ fn kv_types_run_close_to_f16_or_say_why_not() {
     let error = Engine::new(&model, &options().kv_type(KvType::Int10)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(
-        error.to_string().contains("heads of 32 elements"),
+        error
+            .to_string()
+            .contains("KV type int10 cannot hold heads of 32 elements"),
         "{error}"
     );
 }

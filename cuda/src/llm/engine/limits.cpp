@@ -56,6 +56,20 @@ Status read_features(const wcuda_engine_options& options, const model::DraftHead
   return {};
 }
 
+const char* kv_type_name(ops::KvType type) {
+  switch (type) {
+    case ops::KvType::kF16:
+      return "f16";
+    case ops::KvType::kQ8_0:
+      return "q8_0";
+    case ops::KvType::kFp8E4m3:
+      return "fp8 e4m3";
+    case ops::KvType::kInt10:
+      return "int10";
+  }
+  return "unknown";
+}
+
 }  // namespace
 
 Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config,
@@ -136,9 +150,8 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   layout.kv_row_bytes = ops::kv_row_bytes(limits.kv_type, config.head_length);
   if (layout.kv_row_bytes == 0)
     return unsupported(
-        "KV type %d cannot hold heads of %u elements (q8_0 needs "
-        "multiples of 32, int10 of 64)",
-        static_cast<int>(limits.kv_type), config.head_length);
+        "KV type %s cannot hold heads of %u elements: q8_0 needs multiples of 32, int10 of 64",
+        kv_type_name(limits.kv_type), config.head_length);
 
   Arena kv;
   const uint64_t page_rows = uint64_t{2} * config.kv_head_count * ops::kPageTokens;
