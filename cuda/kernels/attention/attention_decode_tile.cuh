@@ -93,12 +93,18 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact, kPositions> {
   }
 };
 
-// The assignment of elements to lanes where each load is a word of four codes.
-// Every 32 elements are 8 words. Of these, lane 4g + t loads
+// The assignment of elements to lanes where each load is a word of four codes. Every 32 elements
+// are 8 words. Of these, lane 4g + t loads
 //
 //   keys     words t and 4 + t of positions g and g + 8
 //   values   word g of positions 2t, 2t + 1, 2t + 8 and 2t + 9
 struct ByteElements {
+  __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
+    return i * 16 + lane % 4 * 4 + j * 2;
+  }
+  __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
+    return i / 2 * 32 + lane / 4 * 4 + i % 2 * 2 + j;
+  }
   __device__ static uint32_t value_row(int i, uint32_t lane) {
     return lane % 4 * 2 + i % 2 + i / 2 * 8;
   }
@@ -109,12 +115,6 @@ template <int kLength, bool kExact, int kPositions>
 struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact, kPositions> : ByteElements {
   static constexpr uint32_t kBytes = kPositions * kLength;
 
-  __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
-    return i * 16 + lane % 4 * 4 + j * 2;
-  }
-  __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
-    return i / 2 * 32 + lane / 4 * 4 + i % 2 * 2 + j;
-  }
   __device__ static uint32_t row_bytes(const KvPages& pages) {
     return kExact ? kLength : pages.row_bytes;
   }
@@ -337,12 +337,6 @@ struct DecodeTile<kLength, KvFormat::kInt10, kExact, kPositions>
     : RawRows<kLength / kInt10Block * kInt10BlockBytes, kExact, kPositions> {
   using Rows = RawRows<kLength / kInt10Block * kInt10BlockBytes, kExact, kPositions>;
 
-  __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
-    return i * 16 + lane % 4 * 4 + j * 2;
-  }
-  __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
-    return i / 2 * 32 + lane / 4 * 4 + i % 2 * 2 + j;
-  }
   __device__ static Int10Row offsets(const KvPages& pages, bool is_odd_row) {
     return {kExact ? uint32_t{kLength} : pages.head_length, is_odd_row};
   }

@@ -1,6 +1,6 @@
-// attention_expand: converts the pages of rows of more than one token to f16, for
-// some key-value heads, so that attention_prefill_warpgroup copies them by tensor maps. Its own
-// producer would convert a page again for each tile of tokens and query head.
+// attention_expand: converts the pages of rows of more than one token to f16, for some key-value
+// heads, so that attention_prefill_warpgroup copies them by tensor maps. Its own producer would
+// convert a page again for each tile of tokens and query head.
 //
 // A block takes the 64 keys or values of a page and head at a time; a thread converts 8 elements.
 // Bytes moved: the pages once, and their f16 values, which are mostly read from L2.

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "kernels/shared/int10_row.h"
 #include "kernels/shared/kv_pages.h"
 
 namespace wcuda::kernels {
@@ -32,14 +31,6 @@ auto find_version(KvFormat format, uint32_t head_length) {
   }
   return head_length > 64 ? find_version<Versions, 128>(format)
                           : find_version<Versions, 64>(format);
-}
-
-// Returns the bytes of a row of keys or values.
-inline uint32_t kv_row_bytes(KvFormat format, uint32_t head_length) {
-  return format == KvFormat::kF16     ? head_length * 2
-         : format == KvFormat::kQ8_0  ? head_length / 32 * 34
-         : format == KvFormat::kInt10 ? head_length / kInt10Block * kInt10BlockBytes
-                                      : head_length;
 }
 
 }  // namespace wcuda::kernels

@@ -384,7 +384,7 @@ cudaError_t attention_prefill_prepare(KvFormat format, uint32_t head_length) {
   if (status != cudaSuccess) return status;
   const Instance instance = find_version<Instances>(format, head_length);
   return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(instance.bytes(kv_row_bytes(format, head_length))));
+                              static_cast<int>(instance.bytes(bytes_of_row(format, head_length))));
 }
 
 cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& launch) {

@@ -969,7 +969,7 @@ cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_l
   if (!has_instance(head_length)) return cudaSuccess;
   for (const Instance& instance : {find_version<Instances<false>>(format, head_length),
                                    find_version<Instances<true>>(format, head_length)}) {
-    const int bytes = static_cast<int>(instance.bytes(kv_row_bytes(format, head_length)));
+    const int bytes = static_cast<int>(instance.bytes(bytes_of_row(format, head_length)));
     if (const cudaError_t status = cudaFuncSetAttribute(
             instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
       return status;

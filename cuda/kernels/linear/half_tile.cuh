@@ -156,7 +156,8 @@ struct HalfTile<TensorType::kQ4_K> {
     const __half2 min_lost = __hfma2(min_number, d_min, __hneg2(min));
     const __half2 lost = __hfma2(scale_lost, __float2half2_rn(8.0f), __hneg2(min_lost));
     rest = __hmul2(__hsub2(lost, min), __float2half2_rn(1.0f / kScaleFactorDivisor));
-    scale = __hmul2(scaled, __float2half2_rn(lane % 2 == 0 ? 4096.0f : 256.0f));
+    scale = __hmul2(scaled,
+                    __float2half2_rn((lane % 2 == 0 ? 0x1p24f : 0x1p20f) / kScaleFactorDivisor));
   }
 
   __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t lane,
@@ -254,6 +255,16 @@ struct HalfTile<TensorType::kF32> {
     }
   }
 };
+
+// Divides sums of products by the scale factor of their matrix, if the type has one: gate and up,
+// whose sums meet in an epilogue, have different ones.
+template <class Operand, uint32_t kCount>
+__device__ __forceinline__ void divide_by_scale_factor(float scale_factor, float (&sums)[kCount]) {
+  if (Operand::kHasScaleFactor) {
+#pragma unroll
+    for (float& sum : sums) sum *= 1.0f / scale_factor;
+  }
+}
 
 // Copies the codebook of a type to shared memory. Does nothing for types without one.
 template <class Operand>

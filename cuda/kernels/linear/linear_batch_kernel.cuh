@@ -445,11 +445,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   const float scale_factor = params.scale_factors[tile.matrix_of(warp)];
   consume<Operand, kTokens>(params, work, batch_shared + (weights.ring.data - start), weights,
                             __float2half2_rn(scale_factor), tokens, sums);
-  if (Operand::kHasScaleFactor) {
-    // Gate and up have factors of their own.
-#pragma unroll
-    for (float& sum : sums) sum *= 1.0f / scale_factor;
-  }
+  divide_by_scale_factor<Operand>(scale_factor, sums);
   constexpr float kFactor = 1.0f / Operand::kWeightScale;
   auto* const parts =
       reinterpret_cast<float*>(batch_shared + (shared - start) + kBatchBarrierBytes);

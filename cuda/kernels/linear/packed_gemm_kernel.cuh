@@ -334,11 +334,7 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
   wgmma_wait<0>();
   accumulator_fence(sums);
   release(tokens.empty_barrier(last));
-  if (Operand::kHasScaleFactor) {
-    // Gate and up have factors of their own.
-#pragma unroll
-    for (float& sum : sums) sum *= 1.0f / scale_factor;
-  }
+  divide_by_scale_factor<Operand>(scale_factor, sums);
 }
 
 __device__ __forceinline__ void sync_warpgroup(uint32_t warpgroup) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/shared/int10_row.h"
 #include "kernels/shared/step_inputs.h"
 
 namespace wcuda::kernels {
@@ -11,6 +12,14 @@ constexpr uint32_t kPagePositions = 64;
 constexpr uint32_t kDeadToken = 0xffffffffu;  // in token_rows: a token that does nothing
 
 enum class KvFormat : uint32_t { kF16 = 0, kQ8_0 = 1, kFp8E4m3 = 2, kInt10 = 3 };
+
+// Returns the bytes of a row of keys or values whose blocks are whole.
+inline uint32_t bytes_of_row(KvFormat format, uint32_t head_length) {
+  return format == KvFormat::kF16     ? head_length * 2
+         : format == KvFormat::kQ8_0  ? head_length / 32 * 34
+         : format == KvFormat::kInt10 ? head_length / kInt10Block * kInt10BlockBytes
+                                      : head_length;
+}
 
 // Key-value pages of all layers. Row (layer, page, head, slot) of keys is at
 //   data + ((((layer * page_count + page) * 2 + 0) * head_count + head) * 64 + slot) * row_bytes

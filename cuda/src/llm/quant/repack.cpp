@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/shared/quant_blocks.h"
 #include "kernels/shared/scale_factor.h"
 #include "llm/quant/format.h"
 #include "llm/quant/layout_gpu.h"

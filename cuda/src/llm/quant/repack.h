@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/backend/backend.h"
+#include "kernels/shared/quant_blocks.h"
 
 namespace wcuda::quant {
 
@@ -19,8 +20,9 @@ struct Repack {
   float* scale_bound = nullptr;
 };
 
+// Returns the number of superblocks of a weight of type Q4_K.
 inline uint64_t superblock_count(const Repack& weight) {
-  return uint64_t{weight.rows} * (weight.cols / 256);
+  return uint64_t{weight.rows} * (weight.cols / BlockQ4_K::kElements);
 }
 
 // Returns the largest scale_bound of the superblocks of a weight as in its file; 0 if its type has

@@ -12,19 +12,10 @@ namespace wcuda::ops {
 uint32_t kv_row_bytes(KvType type, uint32_t head_length) {
   constexpr uint32_t kHeadLengthMax = 1u << 16;
   if (head_length == 0 || head_length > kHeadLengthMax) return 0;
-  switch (type) {
-    case KvType::kF16:
-      return head_length * 2;
-    case KvType::kQ8_0:
-      return head_length % 32 == 0 ? head_length / 32 * 34 : 0;
-    case KvType::kFp8E4m3:
-      return head_length;
-    case KvType::kInt10:
-      return head_length % kernels::kInt10Block == 0
-                 ? head_length / kernels::kInt10Block * kernels::kInt10BlockBytes
-                 : 0;
-  }
-  return 0;
+  const bool has_rows = type == KvType::kF16 || type == KvType::kFp8E4m3 ||
+                        (type == KvType::kQ8_0 && head_length % 32 == 0) ||
+                        (type == KvType::kInt10 && head_length % kernels::kInt10Block == 0);
+  return has_rows ? kernels::bytes_of_row(type, head_length) : 0;
 }
 
 namespace host {
