@@ -364,6 +364,7 @@ __global__ void __launch_bounds__(kBlockThreads<kLength>, kSmBlocks<kLength>)
 struct Instance {
   void (*kernel)(AttentionKernelArgs);
   uint32_t (*bytes)(uint32_t row_bytes);
+  uint32_t bytes_max;  // for its longest heads
   uint32_t threads;
 };
 
@@ -372,7 +373,7 @@ struct Instances {
   template <int kLength, KvFormat kFormat>
   static Instance version() {
     return {attention_prefill_kernel<kLength, kFormat>, shared_bytes<kLength, kFormat>,
-            kBlockThreads<kLength>};
+            shared_bytes<kLength, kFormat>(bytes_of_row(kFormat, kLength)), kBlockThreads<kLength>};
   }
 };
 
@@ -384,7 +385,7 @@ cudaError_t attention_prefill_prepare(KvFormat format, uint32_t head_length) {
   if (status != cudaSuccess) return status;
   const Instance instance = find_version<Instances>(format, head_length);
   return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(instance.bytes(bytes_of_row(format, head_length))));
+                              static_cast<int>(instance.bytes_max));
 }
 
 cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& launch) {

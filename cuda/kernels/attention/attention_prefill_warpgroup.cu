@@ -933,6 +933,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 struct Instance {
   void (*kernel)(AttentionKernelArgs, CUtensorMap);
   uint32_t (*bytes)(uint32_t row_bytes);
+  uint32_t bytes_max;  // for its longest heads
 };
 
 template <bool kHasPartitions>
@@ -969,9 +970,10 @@ cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_l
   if (!has_instance(head_length)) return cudaSuccess;
   for (const Instance& instance : {find_version<Instances<false>>(format, head_length),
                                    find_version<Instances<true>>(format, head_length)}) {
-    const int bytes = static_cast<int>(instance.bytes(bytes_of_row(format, head_length)));
-    if (const cudaError_t status = cudaFuncSetAttribute(
-            instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+    // The limit holds for the process: engines with heads of another length may use the instance.
+    if (const cudaError_t status =
+            cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(instance.bytes_max)))
       return status;
   }
   return cudaSuccess;

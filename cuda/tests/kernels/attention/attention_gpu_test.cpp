@@ -294,6 +294,34 @@ TEST(GpuAttentionPrefill, converted_pages_give_the_bits_of_pages_that_the_kernel
         }
 }
 
+// Kernels for heads of up to 128 elements serve both; their limit of shared memory is the
+// process's.
+TEST(GpuAttentionPrefill, an_engine_with_shorter_heads_takes_no_shared_memory_from_another) {
+  const Shapes shapes = {{100, 90}, {1, 70}};
+  const Case c{8, 2, 128, 0};
+  for (const KvType type : kKvTypes)
+    for (const bool is_portable : {false, true}) {
+      Random random(4);
+      Step step(shapes, pages_of(shapes), 64, random);
+      Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
+      fill_pool(pool, step, 0, random);
+      const DeviceBytes query(
+          random.normals(uint64_t{step.batch.token_count} * c.heads * c.head_length));
+      const DeviceStep device_step(step);
+      const DevicePool device_pool(pool);
+      DeviceAttention device(make_limits(c.heads, c.kv_heads, c.head_length));
+      if (is_portable) device.launch.compute_capability = 80;
+      const auto run = [&] {
+        return device.run(device_step, device_pool.pool, query, c.heads, 0.1f, 0);
+      };
+      const std::vector<float> expected = run();
+
+      const DeviceAttention other(make_limits(c.heads, c.kv_heads, 96));
+
+      EXPECT_EQ(run(), expected) << "type " << static_cast<int>(type);
+    }
+}
+
 TEST(GpuAttentionPrefill, rows_of_one_token_and_of_more_mix) {
   const Shapes shapes = {{1, 200}, {37, 0}, {1, 0}, {20, 50}, {66, 63}, {1, 777}};
   for (KvType type : kKvTypes)
