@@ -3,8 +3,11 @@
 // Each layer of a graph has keys and values of its own, so that none lie in L2. Prefill of
 // quantized keys and values is timed twice; `*`: pages are converted to f16 before.
 //
-//   attention_bench [[TYPE:]ROWSxPOSITIONS …]   decode of 8B at these, f16 unless TYPE says q8_0,
-//                                               fp8 or int10, instead of the whole list
+//   attention_bench [[TYPE:]ROWSxPOSITIONS[/SHARED] …]
+//
+// times decode of 8B at these instead of the whole list: f16 unless TYPE says q8_0, fp8 or int10;
+// the first SHARED positions, whole pages, are those of all rows. Then each kernel is timed alone
+// too; in a layer they overlap.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -69,8 +72,12 @@ constexpr Shape k70B = {"70B", 64, 8, 128};
 class Work {
  public:
   Work(const Shape& shape, KvType type, uint32_t rows, uint32_t row_tokens, uint32_t positions,
-       bool batch_invariant)
-      : shape_(shape), rows_(rows), row_tokens_(row_tokens), positions_(positions) {
+       bool batch_invariant, uint32_t shared_positions = 0)
+      : shape_(shape),
+        rows_(rows),
+        row_tokens_(row_tokens),
+        positions_(positions),
+        shared_positions_(shared_positions) {
     const uint32_t row_pages = (positions + kPageTokens - 1) / kPageTokens;
     pool_.format = type;
     pool_.head_count = shape.kv_heads;
@@ -94,6 +101,15 @@ class Work {
     }
     for (uint32_t i = 0; i < pool_.page_count; ++i) page_tables[i] = i;
     std::shuffle(page_tables.begin(), page_tables.end(), std::mt19937(1));
+    if (shared_positions != 0) {
+      batch_.has_shared_prefix = true;
+      batch_rows[0].shared_rows = static_cast<uint16_t>(rows);
+      for (uint32_t r = 0; r < rows; ++r) {
+        batch_rows[r].shared_pages = static_cast<uint16_t>(shared_positions / kPageTokens);
+        std::copy_n(page_tables.begin(), batch_rows[r].shared_pages,
+                    page_tables.begin() + r * row_pages);
+      }
+    }
     batch_.token_count = rows * row_tokens;
     batch_.row_count = rows;
     batch_.page_table_stride = row_pages;
@@ -193,7 +209,14 @@ class Work {
   Times time_layer() {
     return time([&](uint32_t layer) { return attend(layer, row_tokens_ == 1); });
   }
-  double kv_bytes() const { return 2.0 * rows_ * positions_ * shape_.kv_heads * pool_.row_bytes; }
+  // In a step with shared positions: attention_decode, attention_shared, attention_join.
+  Times time_shared_kernel(uint32_t kernel) {
+    return time([&](uint32_t layer) { return attend_shared(layer, kernel, kernel + 1); });
+  }
+  double kv_bytes() const {
+    const double positions = 1.0 * rows_ * (positions_ - shared_positions_);
+    return 2.0 * (positions + shared_positions_) * shape_.kv_heads * pool_.row_bytes;
+  }
   double flop() const {
     double pairs = 0.0;
     for (uint32_t t = 0; t < row_tokens_; ++t) pairs += positions_ - t;
@@ -223,12 +246,27 @@ class Work {
     args.value = value_;
     return args;
   }
+  AttentionArgs attention_args(uint32_t layer) const {
+    return {&batch_, query_, shape_.heads, 1.0f / std::sqrt(static_cast<float>(shape_.head_length)),
+            0,       pool_,  layer,        out_};
+  }
+  // The kernels from `first` to before `end` of a step with shared positions.
+  cudaError_t attend_shared(uint32_t layer, uint32_t first, uint32_t end) {
+    const RopeKvArgs rope = rope_args(layer);
+    AttentionArgs args = attention_args(layer);
+    args.rope_kv = &rope;
+    cudaError_t status = cudaSuccess;
+    for (uint32_t kernel = first; kernel < end && status == cudaSuccess; ++kernel)
+      status = kernel == 0   ? attention_.decode(args, launch_)
+               : kernel == 1 ? attention_.shared(args, launch_)
+                             : attention_.join(args, launch_);
+    return status;
+  }
   // rotates: rotary embedding and storing on the way, as in steps of rows of one token.
   cudaError_t attend(uint32_t layer, bool rotates) {
+    if (shared_positions_ != 0) return attend_shared(layer, 0, 3);
     const RopeKvArgs rope = rope_args(layer);
-    AttentionArgs args{
-        &batch_, query_, shape_.heads, 1.0f / std::sqrt(static_cast<float>(shape_.head_length)),
-        0,       pool_,  layer,        out_};
+    AttentionArgs args = attention_args(layer);
     if (rotates) args.rope_kv = &rope;
     if (row_tokens_ != 1) {
       const cudaError_t status = attention_.prefill(args, launch_);
@@ -255,7 +293,7 @@ class Work {
   }
 
   Shape shape_;
-  uint32_t rows_, row_tokens_, positions_;
+  uint32_t rows_, row_tokens_, positions_, shared_positions_;
   KvPool pool_;
   Batch batch_;
   Limits limits_;
@@ -270,13 +308,19 @@ constexpr KvType kTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3, KvTy
 constexpr const char* kTypeNames[] = {"f16", "q8_0", "fp8", "int10"};
 
 void decode(const Shape& shape, KvType type, uint32_t rows, uint32_t positions,
-            bool batch_invariant = false) {
-  Work work(shape, type, rows, 1, positions, batch_invariant);
+            bool batch_invariant = false, uint32_t shared_positions = 0) {
+  Work work(shape, type, rows, 1, positions, batch_invariant, shared_positions);
   const auto times = work.time_layer();
   std::printf("decode  %-4s %-5s %4u x %-6u %9.2f us %9.2f us", shape.name,
               kTypeNames[static_cast<int>(type)], rows, positions, times.least * 1e6,
               times.median * 1e6);
   print_read(work.kv_bytes(), times.median, batch_invariant ? "  batch-invariant" : "");
+  if (shared_positions == 0) return;
+  uint32_t kernel = 0;
+  std::printf("  %u positions shared; alone:", shared_positions);
+  for (const char* name : {"attention_decode", "attention_shared", "attention_join"})
+    std::printf(" %s %.2f", name, work.time_shared_kernel(kernel++).median * 1e6);
+  std::printf(" us\n");
 }
 
 void prefill(const Shape& shape, KvType type, uint32_t tokens, uint32_t positions) {
@@ -323,11 +367,13 @@ int main(int argument_count, char** arguments) {
     char* end = nullptr;
     const auto rows = static_cast<uint32_t>(std::strtoul(shape, &end, 10));
     const auto positions = *end == 'x' ? static_cast<uint32_t>(std::strtoul(end + 1, &end, 10)) : 0;
-    if (rows == 0 || positions == 0 || *end != '\0') {
-      std::fprintf(stderr, "'%s' is not [TYPE:]ROWSxPOSITIONS\n", arguments[i]);
+    const auto shared = *end == '/' ? static_cast<uint32_t>(std::strtoul(end + 1, &end, 10)) : 0;
+    if (rows == 0 || positions == 0 || *end != '\0' || shared % kPageTokens != 0 ||
+        shared >= positions) {
+      std::fprintf(stderr, "'%s' is not [TYPE:]ROWSxPOSITIONS[/SHARED]\n", arguments[i]);
       return 2;
     }
-    decode(k8B, type, rows, positions);
+    decode(k8B, type, rows, positions, false, shared);
   }
   if (argument_count > 1) return 0;
   for (const KvType type : kTypes) {
@@ -339,6 +385,7 @@ int main(int argument_count, char** arguments) {
     for (const uint32_t rows : {64u, 256u, 512u}) decode(k8B, type, rows, 160);
     decode(k8B, type, 64, 1024);
     decode(k8B, type, 256, 1024);
+    decode(k8B, type, 64, 4256, false, 4096);
   }
   decode(k1B, KvType::kF16, 1, 512);
   decode(k70B, KvType::kF16, 1, 512);

@@ -7,6 +7,8 @@
 //   more        attention_prefill_warpgroup     128 tokens, 1 head; sm_90a         wgmma f16
 //   more        attention_expand                1 page, 1 head: q8_0 or e4m3 to f16
 //   more        attention_prefill               128 tokens, 1 head                 mma.sync f16
+//   one token   attention_shared                pages that rows share; sm_90a      wgmma f16
+//   one token   attention_join                  adds the results for these and for other pages
 //
 // attention_plan (attention_plan.h) assigns work to blocks; it runs once per step and serves all
 // layers. Softmax is online, in f32. It keeps a running maximum m, a denominator d and sums. New
@@ -80,7 +82,7 @@ struct AttentionKernelArgs {
   const float* value = nullptr;
   HeadRope rope;
   // Rows of a group share leading pages: attention_prefill_warpgroup computes partial results of
-  // these, and attention_decode combines them with its own. Requires a window of 0.
+  // these, with the queries that attention_decode has stored. Requires a window of 0.
   bool is_shared = false;
   // This step may store keys and values in the tile (16 positions or more) of a row's own position
   // and in this many tiles before it. 0 without drafts. 1 if all rows have one token: at most
@@ -108,5 +110,12 @@ cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length, cons
 // keys and values of earlier positions outside stored_tiles: kernels between attention_plan and
 // this one must not write them.
 cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& launch);
+
+// ---- attention_join: rows of one token in a step with shared pages ----
+
+// In such a step attention_decode comes first. It computes the results for the pages that a row
+// does not share, `out` must be plan.own_results, without an operand, and stores the queries for
+// attention_shared, which comes next. Then attention_join adds the results of both.
+cudaError_t attention_join(const AttentionKernelArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -171,18 +171,17 @@ __device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
                                                const Segment& segment, const Heads& heads,
                                                const DecodeStart& start,
                                                const ReductionBuffer<S::kLength>& reduction,
-                                               const WarpSums<S::kLength>& warp_sums,
-                                               const SharedPartials& prefix) {
+                                               const WarpSums<S::kLength>& warp_sums) {
   const bool is_whole = segment.span_end - segment.span_begin == segment.row_spans;
   if (segment.team.count == 1) {
-    write_sums<S>(args, heads, warp_sums, prefix, threadIdx.x % 32);
+    write_sums<S>(args, heads, warp_sums, threadIdx.x % 32);
     return;
   }
   put_sums<S>(warp_sums, segment.team.rank, reduction);
   segment.team.sync();
   // If the segment covers only a part of its row and head, all warps of the block form the team.
   if (is_whole || merge_blocks<S>(args, find_partials(args, segment, start), heads, reduction))
-    write_merged<S>(args, heads, segment.team, reduction, prefix);
+    write_merged<S>(args, heads, segment.team, reduction);
   segment.team.sync();  // the reduction buffer may be overwritten
 }
 
@@ -227,7 +226,6 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength>)
     tiles.begin(segment);
     sums.clear();
     const Heads heads(args, segment);
-    const SharedPartials prefix(args, segment.row);
     if (args.key != nullptr && segment.row != row) {
       row = segment.row;
       rotations.find(args.rope, segment.position);
@@ -246,7 +244,7 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength>)
     }
     const bool has_few_tiles = tiles.next + S::kStages > tiles.end;
     add_tiles<S>(args, segment, queries, ring, count, &tiles, &stage, &loader, &sums);
-    finish_segment<S>(args, segment, heads, start, reduction, sums, prefix);
+    finish_segment<S>(args, segment, heads, start, reduction, sums);
     if (is_copied) {
       // The copies of the next heads belong to the first group that the loop committed. After at
       // least kStages iterations, this group is not among the last kStages - 1.

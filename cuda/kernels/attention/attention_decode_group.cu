@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(S::kThreads, 2)
     partials.counter = start.group_first;
     if (!merge_blocks<S>(args, partials, heads, reduction)) return;
   }
-  write_merged<S>(args, heads, segment.team, reduction, SharedPartials(args, segment.row));
+  write_merged<S>(args, heads, segment.team, reduction);
 }
 
 // ---- choice of the instance ----

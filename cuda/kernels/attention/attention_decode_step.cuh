@@ -366,6 +366,20 @@ __device__ __forceinline__ void copy_heads(const AttentionKernelArgs& args, cons
   }
 }
 
+// In a step with shared pages, stores a query for attention_shared, once for each row.
+template <uint32_t kValues>
+__device__ __forceinline__ void store_shared_query(const AttentionKernelArgs& args,
+                                                   const Segment& segment, uint32_t query_head,
+                                                   const float* query, uint32_t n, uint32_t lane) {
+  if (args.plan.shared_splits == 0 || segment.end != segment.position + 1) return;
+  const float factor = args.scale * kLog2E;
+  auto* const target = reinterpret_cast<uint32_t*>(
+      args.plan.shared_queries + (uint64_t{segment.token} * args.head_count + query_head) * n);
+#pragma unroll
+  for (uint32_t i = lane; i < kValues * 16; i += 32)
+    if (2 * i < n) target[i] = pack_halves(query[2 * i] * factor, query[2 * i + 1] * factor);
+}
+
 // Loads the heads of a segment into shared memory, one warp per head, unless copy_heads has copied
 // them (is_copied). If this kernel replaces rope_kv, the function also applies norm and rope.
 // Called by all threads of the team.
@@ -398,15 +412,16 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
       if (index + team.count < count) load(index + team.count);
     }
     __syncwarp();
-    if (args.key == nullptr) continue;
-    if (index <= heads.count) {
+    if (args.key != nullptr && index <= heads.count) {
       const float* gain = is_query ? args.rope.query_norm : args.rope.key_norm;
       if (gain != nullptr) norm_head<kValues>(head, n, gain, args.rope.epsilon, lane);
       rope_head<kValues>(
           head, args.rope, [&](uint32_t j) { return rotations.values[j]; }, lane);
       if (S::kFormat == KvFormat::kInt10) hadamard_head<kValues>(head, n, lane);
     }
-    if (!is_query)
+    if (is_query)
+      store_shared_query<kValues>(args, segment, heads.first + index, head, n, lane);
+    else
       write_row(S::kFormat, head, n, segment.position, new_kv.row(index > heads.count), lane);
   }
   team.sync();
@@ -725,6 +740,14 @@ __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kL
   return partial;
 }
 
+// In a step with shared pages, writes the weight of a head's result for attention_join.
+__device__ __forceinline__ void write_weight(const AttentionKernelArgs& args, const Heads& heads,
+                                             uint32_t head, float running_max, float denominator) {
+  if (args.plan.shared_splits == 0) return;
+  args.plan.own_weights[uint64_t{heads.token} * args.head_count + heads.first + head] =
+      running_max + log2f(denominator);
+}
+
 // Divides the sums of float4 `i` of the team's heads by the denominator, and writes the result.
 template <int kLength>
 __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, const Heads& heads,
@@ -733,6 +756,8 @@ __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, co
   const uint32_t n = args.pages.head_length;
   const uint32_t element = i % kFloat4s * 4, head = heads.first + i / kFloat4s;
   const bool has_operand = args.operand.h != nullptr;
+  if (element == 0)
+    write_weight(args, heads, i / kFloat4s, partial.running_max, partial.denominator);
   const float inverse = (has_operand ? kOperandFactor : 1.0f) / partial.denominator;
   const float4 sums = make_float4(partial.sums.x * inverse, partial.sums.y * inverse,
                                   partial.sums.z * inverse, partial.sums.w * inverse);
@@ -871,60 +896,23 @@ __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
   return true;
 }
 
-// The partial results for the pages that a row shares with other rows: `count` for each head.
-struct SharedPartials {
-  const float* results;
-  const float* weights;
-  uint32_t count;  // number of splits of the shared pages
-
-  __device__ SharedPartials(const AttentionKernelArgs& args, uint32_t row)
-      : results(args.plan.shared_results), weights(args.plan.shared_weights), count(0) {
-    if (args.plan.shared_splits == 0) return;
-    count = shared_splits(__ldcg(&args.step.rows[row].shared_pages), args.plan.shared_splits).count;
-  }
-  // Returns the index of the first partial result of a head.
-  __device__ uint64_t first(const AttentionKernelArgs& args, const Heads& heads,
-                            uint32_t head) const {
-    return (uint64_t{heads.token} * args.head_count + heads.first + head) * args.plan.shared_splits;
-  }
-};
-
 // Writes the results of a team's heads, merged from the reduction buffer.
 template <class S>
 __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, const Heads& heads,
                                              const Team& team,
-                                             const ReductionBuffer<S::kLength>& reduction,
-                                             const SharedPartials& shared) {
+                                             const ReductionBuffer<S::kLength>& reduction) {
   constexpr uint32_t kFloat4s = S::kLength / 4;
 #pragma unroll 1
   for (uint32_t i = team.thread(); i < heads.count * kFloat4s; i += team.threads()) {
     const float sink = sink_of(args, heads.first + i / kFloat4s);
-    Float4Partial sum = merge_warps<S>(reduction, team.count, i, sink);
-    if (shared.count != 0) {
-      const uint64_t first = shared.first(args, heads, i / kFloat4s);
-      const bool is_element = i % kFloat4s * 4 < args.pages.head_length;
-      Float4Partial others[kSharedSplitsMax];
-#pragma unroll
-      for (uint32_t s = 0; s < kSharedSplitsMax; ++s) {
-        others[s].clear(-INFINITY);
-        if (s >= shared.count) continue;
-        others[s].running_max = __ldcg(shared.weights + first + s);
-        others[s].denominator = 1.0f;
-        if (is_element)
-          others[s].sums = __ldcg(reinterpret_cast<const float4*>(
-              shared.results + (first + s) * args.pages.head_length + i % kFloat4s * 4));
-      }
-      sum.add(others);
-    }
-    write_float4<S::kLength>(args, heads, i, sum);
+    write_float4<S::kLength>(args, heads, i, merge_warps<S>(reduction, team.count, i, sink));
   }
 }
 
 // Writes the results of a one-warp team directly from its registers.
 template <class S>
 __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, const Heads& heads,
-                                           const WarpSums<S::kLength>& sums,
-                                           const SharedPartials& shared, uint32_t lane) {
+                                           const WarpSums<S::kLength>& sums, uint32_t lane) {
   const uint32_t n = S::kExact ? S::kLength : args.pages.head_length;
 #pragma unroll
   for (uint32_t j = 0; j < 2; ++j) {
@@ -935,35 +923,16 @@ __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, cons
 #pragma unroll
     for (int lanes = 4; lanes < 32; lanes *= 2)
       denominator += __shfl_xor_sync(~0u, denominator, lanes);
-    const uint64_t first = shared.count == 0 || !is_head ? 0 : shared.first(args, heads, head);
-    const uint32_t shared_count = is_head ? shared.count : 0;
-    float base = fmaxf(sink, sums.running_max[j]);
-    for (uint32_t s = 0; s < shared_count; ++s)
-      base = fmaxf(base, __ldcg(shared.weights + first + s));
+    const float base = fmaxf(sink, sums.running_max[j]);
     const float factor = exp2_fast(sums.running_max[j] - base);
     denominator = denominator * factor + exp2_fast(sink - base);
-    float results[S::kLength / 16][2] = {};
-#pragma unroll 1
-    for (uint32_t s = 0; s < shared_count; ++s) {
-      const float weight = exp2_fast(__ldcg(shared.weights + first + s) - base);
-      const float* const from = shared.results + (first + s) * n;
-      denominator += weight;
-#pragma unroll
-      for (int i = 0; i < S::kLength / 16; ++i)
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const uint32_t element = S::Tile::sum_element(i, k, lane);
-          if (S::kExact || element < n) results[i][k] += weight * __ldcg(from + element);
-        }
-    }
-    const float own = factor / denominator, others = 1.0f / denominator;
+    if (is_head && lane < 4) write_weight(args, heads, head, base, denominator);
+    const float own = factor / denominator;
+    float results[S::kLength / 16][2];
 #pragma unroll
     for (int i = 0; i < S::kLength / 16; ++i)
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const float result = sums.values[i][k * 2 + j] * own;
-        results[i][k] = shared_count != 0 ? result + results[i][k] * others : result;
-      }
+      for (int k = 0; k < 2; ++k) results[i][k] = sums.values[i][k * 2 + j] * own;
     if (S::kFormat == KvFormat::kF16 && args.operand.h != nullptr) {
       const OperandRow operand(args.operand, heads.token);
       if (heads.first + head == 0 && lane < 4) store_operand_scale(args.operand, heads.token);

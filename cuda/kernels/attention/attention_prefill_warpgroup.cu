@@ -451,7 +451,8 @@ __device__ __forceinline__ void expand_whole_e4m3(uint8_t* target, const uint8_t
 }
 
 // Copies the queries of a consumer warpgroup, scaled, as f16; tokens and elements that do not exist
-// become 0. All are requested before the first is stored.
+// become 0. All are requested before the first is stored. Those for shared pages are scaled and
+// f16.
 template <int kLength>
 __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, const Item& item,
                                              uint32_t group_row, uint8_t* target) {
@@ -461,11 +462,27 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, co
   const uint32_t n = args.pages.head_length;
   const uint32_t first_row = group_row + threadIdx.x % kGroupThreads / kChunks;
   const uint32_t chunk = threadIdx.x % kChunks;
+  const auto has_row = [&](uint32_t row) { return row < item.token_count && chunk * 8 < n; };
+  if (args.is_shared) {
+    uint4 halves[kCount];
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) {
+      const uint32_t row = first_row + i * kRowStep;
+      halves[i] = make_uint4(0, 0, 0, 0);
+      if (has_row(row))
+        halves[i] = __ldcg(reinterpret_cast<const uint4*>(args.plan.shared_queries +
+                                                          item.place(args, row) * n + chunk * 8));
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i)
+      *reinterpret_cast<uint4*>(target + panel_offset(first_row + i * kRowStep, chunk)) = halves[i];
+    return;
+  }
   float4 values[kCount][2];
 #pragma unroll
   for (uint32_t i = 0; i < kCount; ++i) {
     const uint32_t row = first_row + i * kRowStep;
-    const bool is_there = row < item.token_count && chunk * 8 < n;
+    const bool is_there = has_row(row);
     const auto* const source = reinterpret_cast<const float4*>(
         args.query + (is_there ? item.place(args, row) * n + chunk * 8 : 0));
     const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -662,9 +679,8 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
                                               const Softmax& softmax,
                                               const float (&sums)[kLength / 2]) {
   const uint32_t n = args.pages.head_length;
-  const bool has_sink = args.sinks != nullptr && !args.is_shared;
-  const float sink = has_sink ? args.sinks[item.head] * kLog2E : -INFINITY;
-  const bool has_operand = args.operand.h != nullptr && !args.is_shared;
+  const float sink = args.sinks != nullptr ? args.sinks[item.head] * kLog2E : -INFINITY;
+  const bool has_operand = args.operand.h != nullptr;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float denominator = softmax.denominator[r];
@@ -689,21 +705,57 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
       continue;
     }
     if (row >= item.token_count) continue;
-    uint64_t place = item.place(args, row);
-    float* out = args.out;
-    if (args.is_shared) {
-      place = place * args.plan.shared_splits + item.split;
-      out = args.plan.shared_results;
-      if (lane % 4 == 0) args.plan.shared_weights[place] = running_max + log2f(denominator);
-    }
-    place *= n;
+    const uint64_t place = item.place(args, row) * n;
 #pragma unroll
     for (int i = 0; i < kLength / 8; ++i) {
       const uint32_t element = i * 8 + lane % 4 * 2;
       if (element >= n) continue;
       const float low = sums[i * 4 + r * 2] * inverse, high = sums[i * 4 + r * 2 + 1] * inverse;
-      *reinterpret_cast<float2*>(out + place + element) = make_float2(low, high);
+      *reinterpret_cast<float2*>(args.out + place + element) = make_float2(low, high);
     }
+  }
+}
+
+// Writes a warp's results for a split of shared pages, which begin at row `first_row` of the tile.
+// Each block does this once, so the time is that of instructions that are not in the SM's cache:
+// the results pass through the memory of the warp's queries, for a short loop to store them.
+template <int kLength>
+__device__ __forceinline__ void write_split(const AttentionKernelArgs& args, const Item& item,
+                                            uint32_t first_row, uint32_t lane, uint8_t* queries,
+                                            const Softmax& softmax,
+                                            const float (&sums)[kLength / 2]) {
+  constexpr uint32_t kChunks = kLength / 8;
+  const uint32_t n = args.pages.head_length, splits = args.plan.shared_splits;
+  const auto place_of = [&](uint32_t row) { return item.place(args, row) * splits + item.split; };
+  float factor[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float denominator = softmax.denominator[r];
+    denominator += __shfl_xor_sync(~0u, denominator, 1);
+    denominator += __shfl_xor_sync(~0u, denominator, 2);
+    factor[r] = __fdividef(kOperandFactor, denominator);
+    const uint32_t row = first_row + lane / 4 + r * 8;
+    if (lane % 4 == 0 && row < item.token_count)
+      args.plan.shared_weights[place_of(row)] = softmax.running_max[r] + __log2f(denominator);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kChunks; i += 2) {
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      const float* const pair = sums + (i + j / 2) * 4 + j % 2 * 2;
+      words[j] = pack_halves(pair[0] * factor[j % 2], pair[1] * factor[j % 2]);
+    }
+    store_tiles(shared_address(queries) + panel_offset(first_row + lane % 16, i + lane / 16),
+                words);
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (uint32_t index = lane; index < 16 * kChunks; index += 32) {
+    const uint32_t row = first_row + index / kChunks, chunk = index % kChunks;
+    if (row < item.token_count && chunk * 8 < n)
+      *reinterpret_cast<uint4*>(args.plan.shared_results + place_of(row) * n + chunk * 8) =
+          *reinterpret_cast<const uint4*>(queries + panel_offset(row, chunk));
   }
 }
 
@@ -874,9 +926,15 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     accumulator_fence(sums);
     release(barriers.values_empty(value_counter.stage()));
     ++value_counter.count;
-    if (!kHasPartitions || item.part_count == 1 ||
-        join_parts<kLength>(args, item, group, partitions->is_last + group, &softmax, sums))
+    if (args.is_shared) {
+      named_barrier_sync(kGroupBarrier + group, kGroupThreads);  // all are done with the queries
+      write_split<kLength>(args, item, first_row - lane / 4, lane, shared + At::kQueries, softmax,
+                           sums);
+    } else if (!kHasPartitions || item.part_count == 1 ||
+               join_parts<kLength>(args, item, group, partitions->is_last + group, &softmax,
+                                   sums)) {
       write_results<kLength>(args, item, first_row, lane, softmax, sums);
+    }
     item = next;
     // All threads are done with the queries before one overwrites them.
     named_barrier_sync(kGroupBarrier + group, kGroupThreads);
@@ -942,7 +1000,8 @@ struct Instances {
   template <int kLength, KvFormat kFormat>
   static Instance version() {
     return {attention_warpgroup_kernel < kLength, kFormat,
-            kHasPartitions && prefill_has_partitions(kLength) >, shared_bytes<kLength, kFormat>};
+            kHasPartitions && prefill_has_partitions(kLength) >, shared_bytes<kLength, kFormat>,
+            shared_bytes<kLength, kFormat>(bytes_of_row(kFormat, kLength))};
   }
 };
 

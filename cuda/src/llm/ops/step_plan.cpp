@@ -125,7 +125,7 @@ class Planner {
 
   // Returns whether attention also rotates queries and keys, and stores keys and values.
   bool attention_rotates() const {
-    return !device_.is_host && is_decode() && !shape().has_shared_prefix && !shape().has_drafts &&
+    return !device_.is_host && is_decode() && !shape().has_drafts &&
            config_.rope_dimension_count % 2 == 0 &&
            config_.rope_dimension_count <= config_.head_length;
   }
@@ -153,10 +153,13 @@ class Planner {
       add(Operation::kAttention, prefill, layer, input, output).table = Form::kAttentionPlan;
       if (shape().min_row_tokens > 1) return;
     }
-    if (shape().has_shared_prefix)
-      add(Operation::kAttention, Kernel::kAttentionShared, layer, input, Form::kNone).table =
-          Form::kAttentionPlan;
-    add(Operation::kAttention, decode_kernel(), layer, input, output).table = Form::kAttentionPlan;
+    const auto add_kernel = [&](Kernel kernel, Form from, Form to) {
+      add(Operation::kAttention, kernel, layer, from, to).table = Form::kAttentionPlan;
+    };
+    if (!shape().has_shared_prefix) return add_kernel(decode_kernel(), input, output);
+    add_kernel(decode_kernel(), input, Form::kPartials);
+    add_kernel(Kernel::kAttentionShared, Form::kPartials, Form::kPartials);
+    add_kernel(Kernel::kAttentionJoin, Form::kPartials, output);
   }
 
   // Returns the form in which attention passes its results to the output projection.
@@ -371,6 +374,7 @@ const char* kernel_name(Kernel kernel) {
                                     "attention_prefill_warpgroup",
                                     "attention_prefill_expanded",
                                     "attention_shared",
+                                    "attention_join",
                                     "softcap",
                                     "hidden_state",
                                     "token_logprobs",
@@ -392,6 +396,7 @@ const char* form_name(Form form) {
                                     "f16 operand",
                                     "f16 operand of linear_batch",
                                     "f32 and KV pages",
+                                    "partial results",
                                     "bf16 features in pages",
                                     "f32 states of sequences",
                                     "attention plan",

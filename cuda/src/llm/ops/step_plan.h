@@ -118,7 +118,8 @@ enum class Kernel : uint8_t {
   kAttentionPrefill,
   kAttentionPrefillWarpgroup,
   kAttentionPrefillExpanded,  // attention_expand, and the same kernel, which reads f16 pages
-  kAttentionShared,  // of pages that rows of one token share; kAttentionDecode adds the others
+  kAttentionShared,  // of pages that rows of one token share, after kAttentionDecode for the others
+  kAttentionJoin,    // adds the results of both
   kSoftcap,
   kHiddenState,
   kTokenLogprobs,
@@ -140,6 +141,7 @@ enum class Form : uint8_t {
   kHalf,       // f16 in the order in which packed_gemm reads them (kernels/shared/input_order.h)
   kBatchHalf,  // likewise of linear_batch
   kPages,      // f32 queries; keys and values in the KV pages
+  kPartials,   // partial results of attention, and queries for the next one
   kFeatures,   // bf16 in the pages of the target
   kStates,     // f32, of each sequence
   kAttentionPlan,

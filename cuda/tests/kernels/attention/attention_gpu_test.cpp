@@ -702,9 +702,11 @@ struct FusedRun {
 };
 
 FusedRun run_layer(KvType type, const Case& c, const RopeCase& turn, const Shapes& shapes,
-                   bool is_fused, bool is_portable, bool batch_invariant, int32_t sm_count = 0) {
+                   bool is_fused, bool is_portable, bool batch_invariant, int32_t sm_count = 0,
+                   const std::vector<SharedRows>& groups = {}) {
   Random random(12);
   Step step(shapes, pages_of(shapes), 64, random);
+  if (!groups.empty()) share_pages(groups, &step);
   Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
   fill_pool(pool, step, 0, random);
   const uint32_t tokens = step.batch.token_count, n = c.head_length;
@@ -795,6 +797,25 @@ TEST(GpuAttentionDecode, teams_of_warps_store_with_the_same_bits) {
       EXPECT_EQ(apart.pool, fused.pool);
       EXPECT_EQ(apart.out, fused.out) << c.heads;
     }
+}
+
+TEST(GpuAttentionDecode, turns_and_stores_rows_that_share_pages_with_the_same_bits) {
+  if (!kernels::attention_prefill_has_warpgroup(128, testing::device_launch()))
+    GTEST_SKIP() << "needs code for sm_90a";
+  const RopeCase turn{RopePairing::kAdjacent, 64, true, 0};
+  Shapes rows = {{1, 130}};
+  for (uint32_t r = 0; r < 9; ++r) rows.push_back({1, 256 + 30 * r});
+  for (KvType type : kKvTypes)
+    for (const Case& c : {Case{8, 2, 128, 0}, Case{14, 2, 64, 0}, Case{8, 8, 96, 0}})
+      for (const int32_t sm_count : {1, 5}) {
+        if (!has_rows(type, c.head_length)) continue;
+        const std::vector<SharedRows> groups = {{1, 9, 4}};
+        const auto apart = run_layer(type, c, turn, rows, false, false, false, sm_count, groups);
+        const auto fused = run_layer(type, c, turn, rows, true, false, false, sm_count, groups);
+        EXPECT_EQ(apart.pool, fused.pool);
+        EXPECT_EQ(apart.out, fused.out)
+            << "type " << static_cast<int>(type) << " heads " << c.heads << " SMs " << sm_count;
+      }
 }
 
 TEST(GpuAttentionDecode, turns_and_stores_in_a_single_row) {

@@ -103,9 +103,12 @@ struct DeviceAttention {
       EXPECT_EQ(attention.prefill(args, launch, operand), cudaSuccess);
     }
     if (step.batch.has_shared_prefix) {
+      EXPECT_EQ(attention.decode(args, launch), cudaSuccess);
       EXPECT_EQ(attention.shared(args, launch), cudaSuccess);
+      EXPECT_EQ(attention.join(args, launch, operand), cudaSuccess);
+    } else {
+      EXPECT_EQ(attention.decode(args, launch, operand), cudaSuccess);
     }
-    EXPECT_EQ(attention.decode(args, launch, operand), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return out.read<float>();
   }

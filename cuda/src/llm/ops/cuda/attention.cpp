@@ -23,6 +23,7 @@ struct Sizes {
   uint64_t counters;
   uint64_t partial_floats;  // of all parts
   uint64_t shared_heads;    // rows, splits and query heads of shared prefixes; 0: none
+  uint64_t own_heads;       // rows and query heads of steps with shared prefixes
   uint64_t prefill_partials;
   uint32_t prefill_counters;
   uint64_t expanded_bytes;  // of pages in f16
@@ -45,6 +46,8 @@ Sizes sizes_of(const Limits& limits, const kernels::Launch& launch) {
     sizes.partial_floats = 2 * uint64_t{sizes.max_blocks} * floats;
     if (has_warpgroup) {
       sizes.shared_heads = uint64_t{kernels::kSharedPartialRows} * limits.head_count;
+      sizes.own_heads = uint64_t{std::min(limits.max_batch_rows, kernels::kDecodeSharedRowsMax)} *
+                        limits.head_count;
       if (kernels::prefill_has_partitions(limits.head_length)) {
         sizes.prefill_partials = kernels::prefill_partials_count(sm_count);
         sizes.prefill_counters = kernels::prefill_counter_count(sm_count);
@@ -81,8 +84,11 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Arena* ar
   plan.partials = arena->take<float>(sizes.partial_floats);
   plan.shared_tile_count = arena->take<uint32_t>(1);
   plan.shared_tiles = arena->take<kernels::SharedTile>(kernels::kSharedPartialRows);
-  plan.shared_results = arena->take<float>(sizes.shared_heads * limits.head_length);
+  plan.shared_queries = arena->take<uint16_t>(sizes.own_heads * limits.head_length);
+  plan.shared_results = arena->take<uint16_t>(sizes.shared_heads * limits.head_length);
   plan.shared_weights = arena->take<float>(sizes.shared_heads);
+  plan.own_results = arena->take<float>(sizes.own_heads * limits.head_length);
+  plan.own_weights = arena->take<float>(sizes.own_heads);
   if (sizes.prefill_partials != 0) {
     plan.prefill_partials = arena->take<float4>(sizes.prefill_partials);
     plan.prefill_counters = arena->take<uint32_t>(sizes.prefill_counters);
@@ -231,7 +237,14 @@ cudaError_t CudaAttention::shared(const AttentionArgs& args, const kernels::Laun
 
 cudaError_t CudaAttention::decode(const AttentionArgs& args, const kernels::Launch& launch,
                                   const kernels::HalfOperand& operand) const {
-  return kernels::attention_decode(kernel_args(args, launch, operand), launch);
+  kernels::AttentionKernelArgs call = kernel_args(args, launch, operand);
+  if (call.plan.shared_splits != 0) call.out = call.plan.own_results;
+  return kernels::attention_decode(call, launch);
+}
+
+cudaError_t CudaAttention::join(const AttentionArgs& args, const kernels::Launch& launch,
+                                const kernels::HalfOperand& operand) const {
+  return kernels::attention_join(kernel_args(args, launch, operand), launch);
 }
 
 }  // namespace wcuda::ops

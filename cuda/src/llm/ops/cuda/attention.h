@@ -45,9 +45,12 @@ class CudaAttention {
   // results go there (attention_writes_operand).
   cudaError_t prefill(const AttentionArgs& args, const kernels::Launch& launch,
                       const kernels::HalfOperand& operand = {}) const;
-  // In a step with shared prefixes `shared` comes first, which attends to the shared pages; both
-  // take queries that rope_kv has rotated.
+  // In a step with shared prefixes `decode` comes first, without an operand, then `shared`, which
+  // attends to the shared pages with the queries that `decode` has stored, and then `join`, which
+  // adds the results of both.
   cudaError_t shared(const AttentionArgs& args, const kernels::Launch& launch) const;
+  cudaError_t join(const AttentionArgs& args, const kernels::Launch& launch,
+                   const kernels::HalfOperand& operand = {}) const;
   cudaError_t decode(const AttentionArgs& args, const kernels::Launch& launch,
                      const kernels::HalfOperand& operand = {}) const;
   // Returns the kernel that decode() launches.

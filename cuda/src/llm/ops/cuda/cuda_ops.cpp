@@ -220,6 +220,8 @@ Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
     return check(attention_.prefill(args, launch_, operand), "attention_prefill");
   if (node.kernel == Kernel::kAttentionShared)
     return check(attention_.shared(args, launch_), "attention_shared");
+  if (node.kernel == Kernel::kAttentionJoin)
+    return check(attention_.join(args, launch_, operand), "attention_join");
   WCUDA_CHECK(node.kernel == attention_.decode_kernel(*args.batch, args.pool, launch_));
   return check(attention_.decode(args, launch_, operand), "attention_decode");
 }
