@@ -764,7 +764,10 @@ __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, co
   if (has_operand) {
     if (element >= n) return;
     if (head == 0 && element == 0) store_operand_scale(args.operand, heads.token);
-    OperandRow(args.operand, heads.token).store_quarter(head * n + element, sums);
+    const OperandRow operand(args.operand, heads.token);
+    operand.store_quarter(head * n + element, sums);
+    if (head + 1 == args.head_count)
+      operand.clear_rest(args.head_count * n, args.operand.depth, element / 4, n / 4);
     return;
   }
   float* const out = args.out + (uint64_t{heads.token} * args.head_count + head) * n + element;
@@ -944,6 +947,8 @@ __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, cons
             pack_halves(results[i + 1][0] * kOperandFactor, results[i + 1][1] * kOperandFactor)};
         operand.store_columns((heads.first + head) * n + i * 16, words, lane, is_head);
       }
+      if (is_head && heads.first + head + 1 == args.head_count)
+        operand.clear_rest(args.head_count * n, args.operand.depth, lane / 4, 8);
       continue;
     }
     float* const out =

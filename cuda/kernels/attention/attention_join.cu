@@ -83,7 +83,10 @@ __global__ void __launch_bounds__(kJoinWarps * 32)
     return;
   }
   if (head == 0 && lane == 0) store_operand_scale(args.operand, token);
-  OperandRow(args.operand, token).store_quarter(head * n + lane * 4, result);
+  const OperandRow operand(args.operand, token);
+  operand.store_quarter(head * n + lane * 4, result);
+  if (head + 1 == args.head_count)
+    operand.clear_rest(args.head_count * n, args.operand.depth, lane, n / 4);
 }
 
 }  // namespace

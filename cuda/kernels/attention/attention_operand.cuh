@@ -44,6 +44,15 @@ struct OperandRow {
     return order == InputOrder::kContiguous8 || order == InputOrder::kCross;
   }
 
+  // Clears the inputs past the heads, from `first` (a multiple of 8) to `depth`. Thread `thread` of
+  // `threads` takes its share.
+  __device__ __forceinline__ void clear_rest(uint32_t first, uint32_t depth, uint32_t thread,
+                                             uint32_t threads) const {
+    const uint32_t zeros[4] = {};
+#pragma unroll 1
+    for (uint32_t i = first / 8 + thread; i < depth / 8; i += threads) store_piece(piece(i), zeros);
+  }
+
   // Stores four consecutive inputs; `input` is the first, a multiple of 4.
   __device__ __forceinline__ void store_quarter(uint32_t input, const float4& values) const {
     const bool is_cross = order == InputOrder::kCross;

@@ -702,6 +702,8 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
         words[i / 4][i % 4] = pack_halves(sums[i * 4 + r * 2] * inverse * kOperandFactor,
                                           sums[i * 4 + r * 2 + 1] * inverse * kOperandFactor);
       operand.store_groups<kGroups>(item.head * n, n / 32, words, lane, is_row);
+      if (is_row && item.head + 1 == args.head_count)
+        operand.clear_rest(args.head_count * n, args.operand.depth, lane % 4, 4);
       continue;
     }
     if (row >= item.token_count) continue;

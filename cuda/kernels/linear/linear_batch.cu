@@ -135,8 +135,7 @@ uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t tokens) {
 bool linear_batch_operand(const LinearArgs& args, void* scratch, const Launch& launch,
                           HalfOperand* operand) {
   const Matrix& matrix = args.matrices[0];
-  if (args.matrix_count != 1 || matrix.cols % kKTileInputs != 0 ||
-      !linear_batch_supports(args, launch))
+  if (args.matrix_count != 1 || matrix.cols % 32 != 0 || !linear_batch_supports(args, launch))
     return false;
   *operand = input_place(matrix.cols, args.tokens, scratch);
   operand->order = find_kernel(matrix.type)->order;

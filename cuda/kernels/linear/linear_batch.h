@@ -27,8 +27,8 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
                          const Launch& launch);
 
 // Sets where linear_batch with these arguments reads activations in `scratch`. Returns false if
-// another kernel cannot write them: for several matrices, or if the inputs do not fill whole
-// K-tiles.
+// another kernel cannot write them: for several matrices, or if the inputs do not fill whole groups
+// of 32. Those past the end, up to the operand's depth, must be 0.
 bool linear_batch_operand(const LinearArgs& args, void* scratch, const Launch& launch,
                           HalfOperand* operand);
 

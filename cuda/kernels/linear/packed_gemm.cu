@@ -159,8 +159,8 @@ uint64_t packed_gemm_scratch_bytes(const Launch& launch) {
 
 bool packed_gemm_operand(const LinearArgs& args, bool is_invariant, void* input,
                          const Launch& launch, HalfOperand* operand) {
-  if (!has_warpgroup_code() || args.matrix_count != 1 ||
-      args.matrices[0].cols % kKTileInputs != 0 || !packed_gemm_supports(args, launch))
+  if (!has_warpgroup_code() || args.matrix_count != 1 || args.matrices[0].cols % 32 != 0 ||
+      !packed_gemm_supports(args, launch))
     return false;
   bool is_done[kLinearMatricesMax] = {};
   const Group group = next_group(args, is_done);

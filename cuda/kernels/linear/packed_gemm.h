@@ -30,7 +30,7 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
 
 // Sets where a launch of packed_gemm with these arguments reads activations in `input`. Returns
 // false if another kernel cannot write it: without WGMMA, for several matrices, or if the inputs do
-// not fill whole K-tiles.
+// not fill whole groups of 32. Those past the end, up to the operand's depth, must be 0.
 bool packed_gemm_operand(const LinearArgs& args, bool is_invariant, void* input,
                          const Launch& launch, HalfOperand* operand);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/attention/attention_choice.h"
+#include "kernels/shared/rounding.h"
 
 namespace wcuda::ops {
 namespace {
@@ -18,9 +19,16 @@ bool uses_batch(const LinearShape& shape, const DeviceTraits& device, uint32_t t
          device.has_warpgroup_code;
 }
 
-// The operand fills whole tiles of tokens. So it fits into the memory of f32 outputs of as many
-// tokens.
+// The operand fills whole tiles of tokens and of 256 inputs. So it fits into the memory of f32
+// outputs of as many tokens.
 constexpr uint32_t kOperandTokensMin = 512;
+bool operand_fits(uint32_t cols, uint32_t tokens) {
+  constexpr uint32_t kTileTokens = 256, kTileInputs = 256, kScaleBytes = 2 * sizeof(float);
+  const uint64_t token_bytes =
+      kernels::round_up(cols, kTileInputs) * sizeof(uint16_t) + kScaleBytes;
+  return tokens >= kOperandTokensMin && kernels::round_up(tokens, kTileTokens) * token_bytes <=
+                                            uint64_t{tokens} * cols * sizeof(float);
+}
 // Tokens of a decode step from which on attention writes an operand for linear_batch. packed_gemm
 // loads its first weights while another kernel converts; without one they are waited for. One H200,
 // 2026-11-23, tokens/s of 8B Q4_K_M with the operand in all steps: 16 sequences 0.992 of those
@@ -43,10 +51,9 @@ bool gate_writes_operand(const LinearShape& gate_up, const Limits& limits,
 
 bool attention_writes_operand(const LinearShape& output, bool is_decode, const Limits& limits,
                               const DeviceTraits& device) {
-  if (!device.has_warpgroup_code || limits.max_batch_tokens < kOperandTokensMin ||
+  if (!device.has_warpgroup_code || !operand_fits(output.cols, limits.max_batch_tokens) ||
       limits.kv_type != kernels::KvFormat::kF16 || limits.head_length % 32 != 0 ||
-      !kernels::prefill_has_warpgroup(limits.head_length, device.compute_capability) ||
-      output.cols % 256 != 0)
+      !kernels::prefill_has_warpgroup(limits.head_length, device.compute_capability))
     return false;
   const Kernel kernel = linear_kernel(output, limits, device);
   if (kernel == Kernel::kLinearVector) return false;

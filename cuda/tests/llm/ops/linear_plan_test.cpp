@@ -98,9 +98,14 @@ TEST(LinearPlan, attention_writes_an_operand_where_tensor_cores_read_it) {
     for (const bool is_decode : {false, true})
       EXPECT_TRUE(attention_writes_operand(output, is_decode, invariant, device));
   }
+  // Inputs that are not whole tiles of 256 take more memory, and so do tokens.
   LinearShape odd = output;
-  odd.cols = 4096 + 128;
-  EXPECT_FALSE(attention_writes_operand(odd, false, limits, device));
+  odd.cols = 576;
+  EXPECT_TRUE(attention_writes_operand(odd, false, limits, device));
+  Limits odd_tokens = limits;
+  odd_tokens.max_batch_tokens = 513;
+  EXPECT_TRUE(attention_writes_operand(output, false, odd_tokens, device));
+  EXPECT_FALSE(attention_writes_operand(odd, false, odd_tokens, device));
   Limits small = limits, quantized = limits, long_heads = limits, odd_heads = limits;
   small.max_batch_tokens = 511;
   quantized.kv_type = kernels::KvFormat::kQ8_0;
