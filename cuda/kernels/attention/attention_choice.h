@@ -147,9 +147,17 @@ inline uint32_t fixed_span_pages(uint32_t pages_max) {
   return std::max(kFixedSpanPagesMin, divide_up(pages_max, kFixedSpansMax));
 }
 
-// Returns the most splits of shared pages in a step of so many rows.
-inline uint32_t shared_splits_max(uint32_t row_count) {
-  return std::min(kSharedSplitsMax, kSharedPartialRows / row_count);
+// Returns the most splits of shared pages in a step of so many rows: those with which all blocks
+// of attention_shared end soonest, if each SM has one at a time and all rows share the same pages.
+inline uint32_t shared_splits_max(uint32_t row_count, uint32_t kv_head_count, uint32_t group_heads,
+                                  uint32_t sm_count) {
+  const uint32_t most = std::min(kSharedSplitsMax, kSharedPartialRows / row_count);
+  const uint32_t items = divide_up(row_count, kPrefillTileTokens / group_heads) * kv_head_count;
+  const auto rounds = [&](uint32_t splits) { return divide_up(items * splits, sm_count); };
+  uint32_t best = 1;
+  for (uint32_t splits = 2; splits <= most; ++splits)
+    if (rounds(splits) * best < rounds(best) * splits) best = splits;
+  return best;
 }
 
 // Returns the splits of a row with `pages` shared pages.

@@ -73,10 +73,10 @@ constexpr uint32_t kUnevenShare = 16;
 constexpr uint32_t kFixedSpansMax = 16;
 constexpr uint32_t kFixedSpanPagesMin = 8;
 
-// attention_shared: splits of shared pages, so that 64 rows of 8B fill 128 SMs. 2026-11-29,
-// shared-prefixes.md: 64 rows with 4,096 shared positions take 15 us between other kernels, and
-// adding the eight partial results 3 us.
-constexpr uint32_t kSharedSplitsMax = 8;
+// attention_shared: splits of shared pages, so that 32 and 64 rows of 8B fill 128 SMs. 2026-11-29,
+// shared-prefixes.md: with 4,096 shared positions, 32 rows take 27.8 us with 16 splits and 31.0 with
+// 8, 48 rows 49.4 with 10 (160 blocks) and 40.9 with 8.
+constexpr uint32_t kSharedSplitsMax = 16;
 
 // attention_expand: rows of more than one token have at least so many on average, and the pages
 // that are converted at a time take at most so many bytes in f16: 32,768 positions of 8B and 70B.

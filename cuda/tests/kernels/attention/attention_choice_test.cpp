@@ -114,10 +114,13 @@ TEST(AttentionChoice, spans_of_fixed_length_and_splits_of_shared_pages) {
   EXPECT_EQ(fixed_span_pages(128), 8u);
   EXPECT_EQ(fixed_span_pages(129), 9u);
   EXPECT_EQ(fixed_span_pages(512), 32u);
-  EXPECT_EQ(shared_splits_max(17), 8u);
-  EXPECT_EQ(shared_splits_max(64), 8u);
-  EXPECT_EQ(shared_splits_max(128), 4u);
-  EXPECT_EQ(shared_splits_max(512), 1u);
+  // 8B: 32 rows a tile, 8 key-value heads.
+  const uint32_t rows[] = {17, 32, 33, 48, 64, 85, 96, 128, 200, 256, 512};
+  const uint32_t splits[] = {16, 16, 8, 8, 8, 5, 5, 4, 2, 2, 1};
+  for (size_t i = 0; i < std::size(rows); ++i)
+    EXPECT_EQ(shared_splits_max(rows[i], 8, 4, 132), splits[i]) << rows[i];
+  EXPECT_EQ(shared_splits_max(32, 32, 1, 132), 4u) << "heads of their own fill the SMs earlier";
+  EXPECT_EQ(shared_splits_max(32, 8, 4, 1), 1u);
   EXPECT_EQ(shared_splits(64, 8).positions, 512u);
   EXPECT_EQ(shared_splits(64, 8).count, 8u);
   EXPECT_EQ(shared_splits(9, 8).positions, 128u);

@@ -474,8 +474,8 @@ TEST(GpuAttentionDecode, shared_pages_that_are_read_once_equal_the_naive_version
   const std::vector<SharedRows> groups = {{1, 2, 10}, {4, 41, 4}, {45, 3, 2}};
   for (KvType type : kKvTypes)
     for (const Case& c : {Case{8, 2, 128, 0}, Case{14, 2, 64, 0}, Case{3, 3, 128, 0}})
-      for (const int32_t sm_count : {1, 5}) {
-        if (type != KvType::kF16 && (sm_count == 1 || c.heads == 3)) continue;
+      for (const int32_t sm_count : {1, 5, 64}) {  // 1, 5 and up to 10 splits
+        if (type != KvType::kF16 && (sm_count != 5 || c.heads == 3)) continue;
         Random random(c.heads);
         Step step(shapes, pages_of(shapes), 64, random);
         share_pages(groups, &step);

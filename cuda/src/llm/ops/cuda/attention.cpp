@@ -151,7 +151,8 @@ kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& 
     if (grid.has_groups) plan.max_blocks = grid.blocks;
   }
   if (batch.has_shared_prefix && !plan.has_groups)
-    plan.shared_splits = kernels::shared_splits_max(batch.row_count);
+    plan.shared_splits = kernels::shared_splits_max(
+        batch.row_count, pool.head_count, plan.group_heads, static_cast<uint32_t>(launch.sm_count));
   if (plan.expanded != nullptr) plan.expanded_heads = batch.expanded_heads;
   return plan;
 }
