@@ -451,8 +451,8 @@ __device__ __forceinline__ void expand_whole_e4m3(uint8_t* target, const uint8_t
 }
 
 // Copies the queries of a consumer warpgroup, scaled, as f16; tokens and elements that do not exist
-// become 0. All are requested before the first is stored. Those for shared pages are scaled and
-// f16.
+// become 0. All are requested before the first is stored. For shared pages, attention_decode has
+// scaled and converted them.
 template <int kLength>
 __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, const Item& item,
                                              uint32_t group_row, uint8_t* target) {

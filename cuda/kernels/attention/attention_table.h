@@ -74,8 +74,8 @@ constexpr uint32_t kFixedSpansMax = 16;
 constexpr uint32_t kFixedSpanPagesMin = 8;
 
 // attention_shared: splits of shared pages, so that 32 and 64 rows of 8B fill 128 SMs. 2026-11-29,
-// shared-prefixes.md: with 4,096 shared positions, 32 rows take 27.8 us with 16 splits and 31.0 with
-// 8, 48 rows 49.4 with 10 (160 blocks) and 40.9 with 8.
+// shared-prefixes.md: with 4,096 shared positions, 32 rows take 27.8 us with 16 splits and 31.0
+// with 8, 48 rows 49.4 with 10 (160 blocks) and 40.9 with 8.
 constexpr uint32_t kSharedSplitsMax = 16;
 
 // attention_expand: rows of more than one token have at least so many on average, and the pages
