@@ -5,7 +5,7 @@
 //   one token   attention_decode                KV pages of (row, head) pairs      mma.sync f16
 //   one token   attention_decode_group          the same; few rows, more blocks    mma.sync f16
 //   more        attention_prefill_warpgroup     128 tokens, 1 head; sm_90a         wgmma f16
-//   more        attention_expand                1 page, 1 head: q8_0 or e4m3 to f16
+//   more        attention_expand                1 page, 1 head: other types to f16
 //   more        attention_prefill               128 tokens, 1 head                 mma.sync f16
 //   one token   attention_shared                pages that rows share; sm_90a      wgmma f16
 //   one token   attention_join                  adds the results for these and for other pages

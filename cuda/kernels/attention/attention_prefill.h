@@ -38,7 +38,7 @@ cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& lau
 bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch);
 cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_length);
 cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch);
-// The same of pages in q8_0 or e4m3, which it converts to f16 first, for plan.expanded_heads
+// The same of pages in a type other than f16, which it converts first, for plan.expanded_heads
 // key-value heads at a time. Their f16 values must fit into plan.expanded: choose_expanded_heads
 // (attention_choice.h) sees to that. In attention_expand.cu.
 cudaError_t attention_prefill_expanded(const AttentionKernelArgs& args, const Launch& launch);
