@@ -6,7 +6,7 @@
 //
 // -m: shapes of 8B and 1B in Q4_K_M as usual (Q4_K, and Q6_K for the output and in half of the
 // layers for values and down), or of SmolLM2-135M in Q4_1. -b: tokens up to which linear_batch
-// computes a layer.
+// computes a layer; without it, each layer has the kernel that an engine would choose.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -97,7 +97,8 @@ ops::Node node_of(const LinearArgs& args, const ops::Limits& limits, const kerne
   device.compute_capability = launch.compute_capability;
   device.has_warpgroup_code = launch.compute_capability == 90 && kernels::has_warpgroup_code();
   ops::Node node;
-  node.kernel = ops::linear_kernel(shape, limits, device, batch_max);
+  node.kernel = batch_max != 0 ? ops::linear_kernel(shape, limits, device, batch_max)
+                               : ops::linear_kernel(shape, limits, device);
   return node;
 }
 
@@ -259,7 +260,7 @@ int run(const Shape& shape, const std::vector<uint32_t>& token_counts, uint32_t 
 
 int main(int argument_count, char** arguments) {
   std::vector<uint32_t> tokens;
-  uint32_t batch_max = wcuda::ops::kBatchTokensMax;
+  uint32_t batch_max = 0;
   bool is_invariant = false;
   const wcuda::Shape* shape = wcuda::kShapes;
   for (int i = 1; i < argument_count; ++i) {

@@ -14,9 +14,19 @@ bool uses_vector(const LinearShape& shape, const Limits& limits) {
   return shape.cols % (is_plain ? 4 : 32) == 0;
 }
 
-bool uses_batch(const LinearShape& shape, const DeviceTraits& device, uint32_t tokens_max) {
-  return shape.token_count <= tokens_max && device.compute_capability == 90 &&
-         device.has_warpgroup_code;
+bool has_batch(const DeviceTraits& device) {
+  return device.compute_capability == 90 && device.has_warpgroup_code;
+}
+
+// Returns whether linear_batch computes a layer of more than kBatchTokensMax tokens faster: so few
+// tiles of packed_gemm that most SMs have no work.
+bool is_small(const LinearShape& shape, const Limits& limits) {
+  if (limits.batch_invariant || shape.cols > kSmallInputsMax) return false;
+  uint64_t rows = 0;
+  for (uint32_t m = 0; m < shape.matrix_count; ++m) rows += shape.rows[m];
+  return rows * kernels::round_up(shape.token_count, kBatchTokensMax) *
+             std::max(shape.cols, kFewInputs) <
+         kSmallOutputs * kFewInputs;
 }
 
 // The operand fills whole tiles of tokens and of 256 inputs. So it fits into the memory of f32
@@ -61,11 +71,17 @@ bool attention_writes_operand(const LinearShape& output, bool is_decode, const L
          (kernel == Kernel::kLinearBatch && output.token_count >= kDecodeOperandTokensMin);
 }
 
+Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device) {
+  return linear_kernel(shape, limits, device,
+                       is_small(shape, limits) ? UINT32_MAX : kBatchTokensMax);
+}
+
 Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
                      uint32_t batch_tokens_max) {
   if (device.is_host) return Kernel::kHost;
   if (uses_vector(shape, limits)) return Kernel::kLinearVector;
-  return uses_batch(shape, device, batch_tokens_max) ? Kernel::kLinearBatch : Kernel::kPackedGemm;
+  return has_batch(device) && shape.token_count <= batch_tokens_max ? Kernel::kLinearBatch
+                                                                    : Kernel::kPackedGemm;
 }
 
 }  // namespace wcuda::ops

@@ -25,10 +25,20 @@ struct LinearShape {
 // take 3.7 ms, 65 with packed_gemm 4.5 (2026-11-22-h200/packed_gemm.txt).
 constexpr uint32_t kVectorTokensMax = 8;
 constexpr uint32_t kBatchTokensMax = 64;
+// linear_batch, whose tiles are smaller, also computes more tokens of a layer with few inputs and
+// outputs (tokens times rows), for which packed_gemm has too few tiles for all SMs: of fewer
+// outputs than kSmallOutputs for kFewInputs inputs or less, and for more inputs as many products.
+// One H200, 2026-11-29: layers of 135M, 0.5B, 0.6B and 1B at 72 to 1,024 tokens; with 4,096 inputs
+// a step of 128 sequences of 8B is 1 % slower (2026-11-29-h200/small_layers.txt). With
+// batch_invariant: not measured.
+constexpr uint32_t kSmallInputsMax = 3072, kFewInputs = 2048;
+constexpr uint64_t kSmallOutputs = 1u << 20;
 
-// Returns the kernel for a layer. Tests and benches pass other values of batch_tokens_max.
+// Returns the kernel for a layer.
+Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device);
+// The same, with linear_batch for up to batch_tokens_max tokens: for tests and benches.
 Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
-                     uint32_t batch_tokens_max = kBatchTokensMax);
+                     uint32_t batch_tokens_max);
 
 // Returns whether gate_up writes the f16 operand of down, scaled by a bound of each token's outputs
 // (GateNorms), so that no kernel need convert them. Not with batch_invariant: linear_batch, which

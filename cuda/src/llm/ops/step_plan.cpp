@@ -223,7 +223,9 @@ class Planner {
     const bool passes_half =
         (operation == Operation::kGateUp || operation == Operation::kDown) &&
         gate_writes_operand(shape_of(Operation::kGateUp, layer), limits_, device_);
-    add(operation, linear_kernel(linear, limits_, device_), layer,
+    // The operand is packed_gemm's, so down is too, however small.
+    add(operation, passes_half ? Kernel::kPackedGemm : linear_kernel(linear, limits_, device_),
+        layer,
         operation == Operation::kAttentionOutput       ? attention_output(layer)
         : passes_half && operation == Operation::kDown ? Form::kHalf
                                                        : Form::kF32,

@@ -43,6 +43,29 @@ TEST(LinearPlan, kernels_change_at_the_measured_numbers_of_tokens) {
   }
 }
 
+TEST(LinearPlan, small_layers_of_many_tokens_have_the_kernel_with_small_tiles) {
+  const auto kernel = [](uint32_t rows, uint32_t cols, uint32_t tokens, bool is_invariant = false) {
+    LinearShape shape;
+    shape.token_count = tokens;
+    shape.matrix_count = 2;  // the rows of all matrices count
+    shape.types[0] = shape.types[1] = kQ4_K;
+    shape.rows[0] = rows - 192;
+    shape.rows[1] = 192;
+    shape.cols = cols;
+    Limits limits{};
+    limits.batch_invariant = is_invariant;
+    return linear_kernel(shape, limits, hopper());
+  };
+  EXPECT_EQ(kernel(960, 576, 1024), Kernel::kLinearBatch);
+  EXPECT_EQ(kernel(1024, 576, 1024), Kernel::kPackedGemm);
+  EXPECT_EQ(kernel(1024, 576, 961), Kernel::kPackedGemm);  // in tiles of 64
+  EXPECT_EQ(kernel(4096, 2048, 192), Kernel::kLinearBatch);
+  EXPECT_EQ(kernel(4096, 3072, 192), Kernel::kPackedGemm);
+  EXPECT_EQ(kernel(4096, 3072, 128), Kernel::kLinearBatch);
+  EXPECT_EQ(kernel(256, 3080, 65), Kernel::kPackedGemm);
+  EXPECT_EQ(kernel(960, 576, 128, true), Kernel::kPackedGemm);
+}
+
 TEST(LinearPlan, gate_and_up_write_an_operand_where_packed_gemm_reads_it) {
   LinearShape gate_up;
   gate_up.token_count = 65;
