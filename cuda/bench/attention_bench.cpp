@@ -7,7 +7,8 @@
 //
 // times decode of 8B at these instead of the whole list: f16 unless TYPE says q8_0, fp8 or int10;
 // the first SHARED positions, whole pages, are those of all rows. Then each kernel is timed alone
-// too; in a layer they overlap.
+// too; in a layer they overlap. HEADS/KV_HEADS/LENGTH:TOKENS-POSITIONS times prefill of the last
+// TOKENS before POSITIONS in f16.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -354,6 +355,15 @@ int main(int argument_count, char** arguments) {
   std::printf("%s, %d SM; least and median of %d\n", properties.name,
               properties.multiProcessorCount, kRepeats);
   for (int i = 1; i < argument_count; ++i) {
+    Shape heads{"", 0, 0, 0};
+    uint32_t tokens = 0, last = 0;
+    if (std::sscanf(arguments[i], "%u/%u/%u:%u-%u", &heads.heads, &heads.kv_heads,
+                    &heads.head_length, &tokens, &last) == 5 &&
+        heads.kv_heads != 0 && tokens > 1 && tokens <= last) {
+      std::printf("%u/%u/%u ", heads.heads, heads.kv_heads, heads.head_length);
+      prefill(heads, KvType::kF16, tokens, last);
+      continue;
+    }
     KvType type = KvType::kF16;
     const char* shape = arguments[i];
     for (const KvType known : kTypes) {

@@ -21,6 +21,15 @@ constexpr uint32_t kDecodeSharedHeadsMax = 128;                // query heads of
 constexpr uint32_t kDecodeSharedRowsMax = 512;                 // of a step with shared prefixes
 constexpr uint32_t kSharedPartialRows = kDecodeSharedRowsMax;  // rows times splits, at most
 
+// Blocks of prefill attention may divide the keys of an item between them in steps that reach past
+// kWholeKeysMax positions, at least half of it before the step's own tokens. In others that gains
+// less than the code for it takes: 0.5 to 1.5 us of a layer of any prompt (one H200, 2026-11-29,
+// 2026-11-29-h200/prefill_parts.txt).
+constexpr uint32_t kWholeKeysMax = 1024;
+constexpr bool may_divide_keys(uint32_t max_positions, uint32_t token_count) {
+  return max_positions > kWholeKeysMax && max_positions >= token_count + kWholeKeysMax / 2;
+}
+
 // Returns the first row for the compute capability, else the last one. Rows are ordered by
 // architecture, the newest first.
 template <class Row, size_t kCount>

@@ -10,19 +10,17 @@ inline uint32_t prefill_tiles_max(uint32_t token_count, uint32_t row_count) {
   return token_count / kPrefillTileTokens + (row_count < token_count ? row_count : token_count);
 }
 
-// Returns whether several blocks may share the keys of a tile and head. Shorter heads gain nothing:
-// with 64 elements, joining takes as long as the keys that it saves.
-constexpr bool prefill_has_partitions(uint32_t head_length) { return head_length > 64; }
-// Return the sizes of the plan's arrays for these parts, for so many SMs. A partial result of a
-// thread is 4 floats of softmax state, and its sums; heads are padded to 128 elements.
+// Several blocks may share the keys of a tile and head. These return the sizes of the plan's arrays
+// for their parts, for so many SMs. A partial result of a thread is 4 floats of softmax state, and
+// its sums; heads are padded to 64 or 128 elements.
 WCUDA_HOST_DEVICE constexpr uint32_t prefill_partial_floats(uint32_t padded_length) {
   return padded_length / 2 + 4;
 }
 constexpr uint32_t kPrefillConsumerThreads = 256;  // of a block
-constexpr uint64_t prefill_partials_count(uint32_t sm_count) {
+constexpr uint64_t prefill_partials_count(uint32_t head_length, uint32_t sm_count) {
   constexpr uint64_t kParts = 2;  // of a block, at most
   return sm_count * kParts * kPrefillConsumerThreads *
-         prefill_partial_floats(kPrefillWarpgroupHeadMax) / 4;
+         prefill_partial_floats(head_length <= 64 ? 64 : kPrefillWarpgroupHeadMax) / 4;
 }
 constexpr uint32_t prefill_counter_count(uint32_t sm_count) { return sm_count * 2; }
 

@@ -43,13 +43,17 @@ constexpr uint32_t kStages = 2;
 [[maybe_unused]] constexpr uint32_t kLoadRegisters = 72;
 [[maybe_unused]] constexpr uint32_t kWorkRegisters = 216;
 
-// Equal partitions of the keys are for heads of more than 64 elements, and for steps of at most so
-// many tiles and rounds of whole items. A partition has at least so many blocks of keys, and
-// partitions must shorten the longest work of a block of the grid by more, which is what joining
-// costs, and by more than this share (1 / kPartitionGainShare): blocks that take whole items read
-// the same keys at the same time, those that take partitions do not.
+// Equal partitions of the work are for steps of at most so many tiles and rounds of whole items.
+// Work is counted in blocks of 128 keys; what an item takes apart from its keys (queries, the first
+// scores, results) counts as kItemCost of them. The items of a single tile have equal keys, and
+// are cut into equal numbers of parts; then kItemCost does not count. A partition has at least
+// kPartitionKeysMin blocks of keys more than an item's cost. Partitions must shorten the longest
+// work of a block of the grid by more than kPartitionGainMin, which is what joining costs, and by
+// more than this share (1 / kPartitionGainShare): blocks that take whole items read the same keys
+// at the same time, those that take partitions do not.
 [[maybe_unused]] constexpr uint32_t kPartitionTilesMax = 32;
 constexpr uint32_t kPartitionRoundsMax = 2;
+[[maybe_unused]] constexpr uint32_t kItemCost = 4;
 [[maybe_unused]] constexpr uint32_t kPartitionKeysMin = 4, kPartitionGainMin = 3;
 [[maybe_unused]] constexpr uint32_t kPartitionGainShare = 16;
 constexpr uint32_t kItemBlocks = 4;  // launched for each possible item, if there are few
@@ -90,9 +94,10 @@ constexpr uint32_t kLoadBarrier = 1, kGroupBarrier = 2, kPingPongBarrier = 4;
 
 using StageCounter = PipelineCounter<kStages>;
 
-// How the keys of prefill items are distributed over the blocks of the grid, in shared memory.
-// All count blocks of 128 keys.
+// How the work of prefill items is distributed over the blocks of the grid, in shared memory. An
+// item's work is item_cost, then its blocks of keys; partitions may end anywhere.
 struct KeyPartitions {
+  uint32_t item_cost;
   uint32_t before[kPartitionTilesMax + 1];  // of a head in the tiles before each tile
   uint32_t most;                            // of any block of the grid, if each takes whole items
   uint32_t total;                           // of all items
@@ -199,11 +204,12 @@ __device__ __forceinline__ bool choose_partitions(const AttentionKernelArgs& arg
                                                   uint32_t tile_count, KeyPartitions* partitions) {
   const uint32_t item_count = tile_count * args.item_heads;
   if (tile_count == 0 || tile_count > kPartitionTilesMax) return false;
+  const uint32_t item_cost = tile_count == 1 ? 0 : kItemCost;
   if (threadIdx.x < 32) {
     uint32_t count = 0;
     if (threadIdx.x < tile_count) {
       const Item item(args, threadIdx.x * args.item_heads);
-      count = item.block_end - item.block_begin;
+      count = item_cost + item.block_end - item.block_begin;
     }
     partitions->before[threadIdx.x + 1] = warp_prefix(count, threadIdx.x);
     if (threadIdx.x == 0) partitions->before[0] = partitions->most = 0;
@@ -219,10 +225,14 @@ __device__ __forceinline__ bool choose_partitions(const AttentionKernelArgs& arg
   }
   __syncthreads();
   const uint32_t total = partitions->before[tile_count] * args.item_heads;
-  const uint32_t count = min(max(total / kPartitionKeysMin, 1u), gridDim.x);
+  // Of the items of one tile, or of all.
+  const uint32_t whole = tile_count == 1 ? args.item_heads : 1;
+  const uint32_t count =
+      whole * max(min(total / (item_cost + kPartitionKeysMin), gridDim.x) / whole, 1u);
   const uint32_t gain = max(kPartitionGainMin, partitions->most / kPartitionGainShare);
-  if (partitions->most <= total / count + gain) return false;
+  if (count > gridDim.x || partitions->most <= (total + count - 1) / count + gain) return false;
   if (threadIdx.x == 0) {
+    partitions->item_cost = item_cost;
     partitions->total = total;
     partitions->count = count;
   }
@@ -257,25 +267,30 @@ class BlockItems {
  private:
   __device__ bool next_part(Item* item) {
     const uint32_t end = partitions_->begin(blockIdx.x + 1), heads = args_.item_heads;
-    if (next_ == end) return false;
     uint32_t tile = 0;
-    while (next_ >= partitions_->before[tile + 1] * heads) ++tile;
-    const uint32_t count = partitions_->before[tile + 1] - partitions_->before[tile];
-    const uint32_t head = (next_ - partitions_->before[tile] * heads) / count;
-    const uint32_t begin = partitions_->before[tile] * heads + head * count;  // of the whole item
-    *item = Item(args_, tile * heads + head);
-    item->first_part = partitions_->partition_of(begin);
-    item->part_count = partitions_->partition_of(begin + count - 1) + 1 - item->first_part;
-    item->block_begin += next_ - begin;
-    item->block_end = min(item->block_end, item->block_begin + end - next_);
-    next_ += item->block_end - item->block_begin;
-    return true;
+    while (next_ < end) {
+      while (next_ >= partitions_->before[tile + 1] * heads) ++tile;
+      const uint32_t work = partitions_->before[tile + 1] - partitions_->before[tile];
+      const uint32_t head = (next_ - partitions_->before[tile] * heads) / work;
+      const uint32_t item_begin = partitions_->before[tile] * heads + head * work;
+      const uint32_t item_end = item_begin + work, keys_begin = item_begin + partitions_->item_cost;
+      const uint32_t part_begin = max(next_, keys_begin);
+      next_ = min(end, item_end);
+      if (part_begin >= next_) continue;  // none of its keys
+      *item = Item(args_, tile * heads + head);
+      item->first_part = partitions_->partition_of(keys_begin);
+      item->part_count = partitions_->partition_of(item_end - 1) + 1 - item->first_part;
+      item->block_end = item->block_begin + next_ - keys_begin;
+      item->block_begin += part_begin - keys_begin;
+      return true;
+    }
+    return false;
   }
 
   const AttentionKernelArgs& args_;
   const uint32_t count_;
   const KeyPartitions* const partitions_;
-  uint32_t next_ = 0;  // round, or place within the keys of all items
+  uint32_t next_ = 0;  // round, or place within the work of all items
 };
 
 __device__ __forceinline__ uint32_t panel_offset(uint32_t row, uint32_t chunk) {
@@ -863,7 +878,9 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
   BlockItems<kHasPartitions> items(args, item_count, partitions);
   Item item, next;
   bool has_item = items.next(&item);
-  dependent_wait();  // for the queries, also in a block without items
+  // For the queries. Block 0 waits in any case: when this kernel has ended, so have those before
+  // it. Other blocks without items leave their SM to the next kernel.
+  if (has_item || blockIdx.x == 0) dependent_wait();
   if (group == 1) give_turn();
   while (has_item) {
     load_queries<kLength>(args, item, group_row, shared + At::kQueries);
@@ -1001,8 +1018,8 @@ struct Instances {
   static constexpr int kLengthMax = 128;
   template <int kLength, KvFormat kFormat>
   static Instance version() {
-    return {attention_warpgroup_kernel < kLength, kFormat,
-            kHasPartitions && prefill_has_partitions(kLength) >, shared_bytes<kLength, kFormat>,
+    return {attention_warpgroup_kernel<kLength, kFormat, kHasPartitions>,
+            shared_bytes<kLength, kFormat>,
             shared_bytes<kLength, kFormat>(bytes_of_row(kFormat, kLength))};
   }
 };

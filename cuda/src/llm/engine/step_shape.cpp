@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "kernels/attention/attention_choice.h"
+
 namespace wcuda::engine {
 
 namespace {
@@ -44,7 +46,9 @@ ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits,
   // Of rows that have tokens: whether any has one alone.
   shape.min_row_tokens = std::min(shape.min_row_tokens, 2u);
   shape.max_row_tokens = shape.token_count;
-  shape.max_positions = limits.max_sequence_tokens;
+  shape.max_positions =
+      std::min(shape.max_positions <= kernels::kWholeKeysMax ? kernels::kWholeKeysMax : UINT32_MAX,
+               limits.max_sequence_tokens);
   return shape;
 }
 

@@ -47,6 +47,14 @@ TEST(AttentionChoice, between_persistent_layers_clusters_end_earlier_and_groups_
   }
 }
 
+TEST(AttentionChoice, blocks_may_divide_keys_that_lie_long_before_the_tokens) {
+  EXPECT_TRUE(may_divide_keys(1025, 513));
+  EXPECT_FALSE(may_divide_keys(1025, 514));
+  EXPECT_FALSE(may_divide_keys(1024, 2));
+  EXPECT_TRUE(may_divide_keys(4096, 576));
+  EXPECT_FALSE(may_divide_keys(2048, 2048));
+}
+
 TEST(AttentionChoice, groups_need_an_sm_each_clusters_and_a_compiled_head_length) {
   EXPECT_FALSE(grid_of_8b(17, 4096).has_groups);
   EXPECT_FALSE(grid_of_8b(1, 4096, 80).has_groups);

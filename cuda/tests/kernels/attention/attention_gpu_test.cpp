@@ -231,15 +231,16 @@ TEST(GpuAttentionPrefill, many_tiles_equal_the_naive_version) {
       for (bool is_portable : {false, true}) check(type, c, shapes, false, is_portable);
 }
 
-// Few tiles with many keys. With fewer multiprocessors a block has parts of several items.
+// Few tiles with many keys: one tile, several, and tiles of unequal length. With fewer
+// multiprocessors a block has parts of several items.
 TEST(GpuAttentionPrefill, items_that_several_blocks_share_equal_the_naive_version) {
   for (const Shapes& shapes :
-       {Shapes{{100, 2500}}, Shapes{{130, 1500}, {1, 700}, {37, 1000}, {2, 1}}})
+       {Shapes{{100, 2500}}, Shapes{{130, 1500}, {1, 700}, {37, 1000}, {2, 1}}, Shapes{{1100, 600}}})
     for (KvType type : kKvTypes)
       for (const Case& c :
            {Case{8, 2, 128, 0}, Case{8, 2, 128, 900}, Case{3, 1, 64, 0}, Case{2, 2, 96, 0}})
         if (has_rows(type, c.head_length))
-          for (const int32_t sm_count : {0, 5}) check(type, c, shapes, false, false, sm_count);
+          for (const int32_t sm_count : {0, 5, 21}) check(type, c, shapes, false, false, sm_count);
 }
 
 // Pages that are converted first, for all key-value heads at a time and for fewer. The scratch

@@ -118,9 +118,23 @@ TEST(LaunchedShape, of_prompts_is_one_class_for_32_lengths_or_fewer) {
   EXPECT_EQ(launched(512).token_count, 512u);
   EXPECT_EQ(launched(65).row_count, 1u);
   EXPECT_EQ(launched(65).logits_count, 1u);
-  EXPECT_EQ(launched(65).max_positions, limits.max_sequence_tokens);
   EXPECT_EQ(launched(513).token_count, 513u);
   EXPECT_EQ(launched(513).max_positions, 700u);
+}
+
+// Attention divides keys between blocks in steps that reach further.
+TEST(LaunchedShape, separates_prompts_up_to_1024_positions_from_others) {
+  Limits limits = test_limits();
+  const auto launched = [&](uint32_t positions) {
+    ops::StepShape shape = shape_of(65, 1, 1, 65, 65);
+    shape.max_positions = positions;
+    return launched_shape(shape, limits, false).max_positions;
+  };
+  EXPECT_EQ(launched(65), 1024u);
+  EXPECT_EQ(launched(1024), 1024u);
+  EXPECT_EQ(launched(1025), limits.max_sequence_tokens);
+  limits.max_sequence_tokens = 800;
+  EXPECT_EQ(launched(65), 800u);
 }
 
 // Rows of one token need a kernel of their own, which prompts alone do not.

@@ -48,10 +48,8 @@ Sizes sizes_of(const Limits& limits, const kernels::Launch& launch) {
       sizes.shared_heads = uint64_t{kernels::kSharedPartialRows} * limits.head_count;
       sizes.own_heads = uint64_t{std::min(limits.max_batch_rows, kernels::kDecodeSharedRowsMax)} *
                         limits.head_count;
-      if (kernels::prefill_has_partitions(limits.head_length)) {
-        sizes.prefill_partials = kernels::prefill_partials_count(sm_count);
-        sizes.prefill_counters = kernels::prefill_counter_count(sm_count);
-      }
+      sizes.prefill_partials = kernels::prefill_partials_count(limits.head_length, sm_count);
+      sizes.prefill_counters = kernels::prefill_counter_count(sm_count);
     }
     return sizes;
   }
@@ -154,6 +152,8 @@ kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& 
     plan.shared_splits = kernels::shared_splits_max(
         batch.row_count, pool.head_count, plan.group_heads, static_cast<uint32_t>(launch.sm_count));
   if (plan.expanded != nullptr) plan.expanded_heads = batch.expanded_heads;
+  if (!kernels::may_divide_keys(batch.max_positions, batch.token_count))
+    plan.prefill_partials = nullptr;
   return plan;
 }
 
