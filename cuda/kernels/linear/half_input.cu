@@ -3,9 +3,9 @@
 // A cluster of blocks converts the activations of one token. Each quad of lanes converts kPieces
 // groups of 32 inputs; of each group, lane t of the quad holds in registers the 8 inputs that lane
 // t of a quad owns in the MMA. Blocks are small, so that they fit on an SM next to those of
-// linear_batch. Next to blocks of linear_batch with tiles of 64 tokens none fits in any case, so a
-// block then has twice the threads, which is faster. Bytes moved per token: 4 * cols read and 2 *
-// depth written.
+// linear_batch. Next to blocks with tiles of 64 tokens and more none fits in any case, so a block
+// then has twice the threads, which is faster unless there are many. Bytes moved per token: 4 *
+// cols read and 2 * depth written.
 #include <cuda_fp16.h>
 
 #include "kernels/linear/half_input.h"
@@ -22,10 +22,11 @@ namespace {
 constexpr uint32_t kInputThreads = 256;  // of half_input_any
 constexpr uint32_t kInputClusterMax = 8;
 constexpr uint32_t kBlockInputs = 4096;  // at most
-// 2026-11-24, H200: with twice the threads, a prompt of 64 tokens is 1.3 % faster with 8B and 4.6 %
-// faster with SmolLM2, but a step of 16 sequences of 8B (tiles of 16 tokens) is 4.3 % slower. More
-// tokens: not measured.
-constexpr uint32_t kLargeBlockTokens = 64;
+// Tiles of tokens from which, and tokens up to which, blocks have twice the threads. One H200: a
+// prompt of 64 tokens is then 1.3 % faster with 8B and 4.6 % faster with SmolLM2, a step of 128
+// sequences of 8B 1.9 %, but one of 16 sequences (tiles of 16 tokens) 4.3 % slower, and prompts of
+// 2,048 tokens 0.7 to 2.3 % (2026-11-24-h200/short_prompts.txt, 2026-11-29-h200/large_blocks.txt).
+constexpr uint32_t kLargeBlockTileMin = 64, kLargeBlockTokensMax = 512;
 // Threads of a half_input block, at most. A thread converts kPieces pieces of 8 inputs.
 template <uint32_t kPieces>
 constexpr uint32_t kPieceThreads = kBlockInputs / (8 * kPieces);
@@ -221,7 +222,9 @@ cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
   const uint32_t blocks = round_up(args.tokens, args.out.tile_tokens);
   const uint32_t cluster = divide_up(args.out.depth, kBlockInputs);
   // With one piece or two per thread, squares are added in the same order.
-  const uint32_t pieces = args.out.tile_tokens == kLargeBlockTokens ? 1 : 2;
+  const bool is_large =
+      args.out.tile_tokens >= kLargeBlockTileMin && args.tokens <= kLargeBlockTokensMax;
+  const uint32_t pieces = is_large ? 1 : 2;
   const uint32_t threads = round_up(divide_up(args.out.depth, cluster * 16), 32) * (2 / pieces);
   if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&
       is_aligned(args.x) && is_aligned(args.norm))
