@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -244,14 +245,25 @@ class LinearProblem {
       const double inverse = case_.has_norm ? 1 / std::sqrt(square_sum / cols + kEpsilon) : 1;
       for (uint32_t k = 0; k < cols; ++k)
         h[k] = x[k] * inverse * (case_.has_norm ? double{norm_[k]} : 1.0);
+      double inputs = 0;
+      for (const double value : h) inputs += std::fabs(value);
       for (uint32_t r = 0; r < rows; ++r) {
-        double sum = 0, magnitude = 0, inputs = 0;
+        // Several sums at a time: a single one waits for each of its additions.
+        constexpr uint32_t kSums = 8;
+        double sums[kSums] = {}, magnitudes[kSums] = {};
         const float* w = &matrix.values[uint64_t{r} * cols];
-        for (uint32_t k = 0; k < cols; ++k) {
-          sum += w[k] * h[k];
-          magnitude += std::fabs(w[k] * h[k]);
-          inputs += std::fabs(h[k]);
+        for (uint32_t first = 0; first + kSums <= cols; first += kSums)
+          for (uint32_t i = 0; i < kSums; ++i) {
+            const double value = w[first + i] * h[first + i];
+            sums[i] += value;
+            magnitudes[i] += std::fabs(value);
+          }
+        for (uint32_t k = cols / kSums * kSums; k < cols; ++k) {
+          sums[0] += w[k] * h[k];
+          magnitudes[0] += std::fabs(w[k] * h[k]);
         }
+        const double sum = std::accumulate(sums, sums + kSums, 0.0);
+        const double magnitude = std::accumulate(magnitudes, magnitudes + kSums, 0.0);
         norm += sum * sum;
         result.bounds.push_back(magnitude * 4 * 0x1p-11 + inputs * smallest);
         result.values.push_back(sum + (case_.has_bias ? biases_[m][r] : 0.0f));
