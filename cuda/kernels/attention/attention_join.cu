@@ -12,12 +12,15 @@
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
+#include "kernels/shared/rope_head.cuh"
 #include "kernels/shared/rounding.h"
 
 namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kJoinWarps = 8;  // of a block
+// A lane for each partial result and the row's own; four elements of a head for each lane.
+static_assert(kSharedSplitsMax < 32 && kPrefillWarpgroupHeadMax <= 128);
 
 __global__ void __launch_bounds__(kJoinWarps * 32)
     attention_join_kernel(const __grid_constant__ AttentionKernelArgs args) {
@@ -50,15 +53,8 @@ __global__ void __launch_bounds__(kJoinWarps * 32)
   const float4 own =
       has_elements ? __ldcg(reinterpret_cast<const float4*>(plan.own_results + place * n) + lane)
                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  float base = weight;
-#pragma unroll
-  for (int32_t distance = 16; distance > 0; distance /= 2)
-    base = fmaxf(base, __shfl_xor_sync(~0u, base, distance));
-  const float factor = exp2_fast(weight - base);
-  float total = factor;
-#pragma unroll
-  for (int32_t distance = 16; distance > 0; distance /= 2)
-    total += __shfl_xor_sync(~0u, total, distance);
+  const float factor = exp2_fast(weight - head_max(weight));
+  const float total = head_sum(factor);
   const float own_share = __shfl_sync(~0u, factor, count);
   float4 sums =
       make_float4(own_share * own.x, own_share * own.y, own_share * own.z, own_share * own.w);

@@ -186,8 +186,7 @@ __device__ __forceinline__ void softmax_scores(const TileRows& rows, uint32_t fi
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i)
         running_max = fmaxf(running_max, fmaxf(scores[m][i][2 * r], scores[m][i][2 * r + 1]));
-      running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, 1));
-      running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, 2));
+      running_max = quad_max(running_max);
       // All of a token's keys so far may be masked.
       const float base = running_max == -INFINITY ? 0.0f : running_max;
       const float factor = exp2_fast(sums->running_max[m][r] - base);
@@ -250,9 +249,7 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, u
   for (int m = 0; m < kWarpTiles<kLength>; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float denominator = sums.denominator[m][r];
-      denominator += __shfl_xor_sync(~0u, denominator, 1);
-      denominator += __shfl_xor_sync(~0u, denominator, 2);
+      const float denominator = quad_sum(sums.denominator[m][r]);
       const uint32_t row = warp_row + m * 16 + lane / 4 + r * 8;
       if (row >= token_count) continue;
       const float running_max = fmaxf(sums.running_max[m][r], sink);

@@ -2,22 +2,23 @@
 // twice as fast as attention_prefill.cu and computes the same result except for the summation
 // order.
 //
-// The kernel is persistent: in each round a block takes one item, a (tile, head) pair (BlockItems).
-// If whole items would keep some blocks busy much longer than others, each block takes an equal run
-// of the keys of all items instead. An item that is divided is finished by the last of its
-// blocks, which adds their partial results in order. A producer warpgroup loads 128 keys and 128
-// values at a time into two stages each in shared memory: f16 by tensor maps, or by cp.async for
-// head lengths other than 64 and 128 and where some keys of a block may not be read; other formats
-// are copied raw and converted to f16 there, unless attention_expand has converted them. Two
-// consumer warpgroups read the queries of 64 tokens each and compute their results. For head
-// lengths above 64 they take turns: while the tensor cores compute scores and sums for one, the
-// ALUs convert the scores of the other to numerators. A token's result depends only on its own
+// The kernel is persistent: in each round a block takes one item, a (tile, head) pair
+// (PrefillItems). If whole items would keep some blocks busy much longer than others, each block
+// takes an equal run of the work of all items instead. An item that is divided is finished by the
+// last of its blocks, which adds their partial results in order. A producer warpgroup loads 128
+// keys and 128 values at a time into two stages each in shared memory: f16 by tensor maps, or by
+// cp.async for head lengths other than 64 and 128 and where some keys of a block may not be read;
+// other formats are copied raw and converted to f16 there, unless attention_expand has converted
+// them. Two consumer warpgroups read the queries of 64 tokens each and compute their results. For
+// head lengths above 64 they take turns: while the tensor cores compute scores and sums for one,
+// the ALUs convert the scores of the other to numerators. A token's result depends only on its own
 // query, position and pages; of a divided item it also depends on where the partitions end, so
 // there are none with batch invariance. In shared memory, a panel has 64 elements (128 bytes) of
 // each row r; its 16-byte chunk c is in place c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
+#include "kernels/attention/attention_prefill_items.cuh"
 #include "kernels/attention/attention_tile.cuh"
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/code.h"
@@ -28,35 +29,17 @@
 #include "kernels/ptx/pipeline.cuh"
 #include "kernels/ptx/tensor_map.h"
 #include "kernels/ptx/wgmma.cuh"
-#include "kernels/shared/warp_prefix.cuh"
 
 namespace wcuda::kernels {
 namespace {
 
-constexpr uint32_t kBlockThreads = 384;
 [[maybe_unused]] constexpr uint32_t kLoadThreads = 128;
-constexpr uint32_t kBlockKeys = 128;
 constexpr uint32_t kStages = 2;
 // Of a consumer warpgroup.
 [[maybe_unused]] constexpr uint32_t kGroupThreads = 128, kGroupTokens = 64;
 // Registers per thread: the three warpgroups use 72 + 2 * 216 = 504 of the SM's 65,536 / 128 = 512.
 [[maybe_unused]] constexpr uint32_t kLoadRegisters = 72;
 [[maybe_unused]] constexpr uint32_t kWorkRegisters = 216;
-
-// Equal partitions of the work are for steps of at most so many tiles and rounds of whole items.
-// Work is counted in blocks of 128 keys; what an item takes apart from its keys (queries, the first
-// scores, results) counts as kItemCost of them. The items of a single tile have equal keys, and
-// are cut into equal numbers of parts; then kItemCost does not count. A partition has at least
-// kPartitionKeysMin blocks of keys more than an item's cost. Partitions must shorten the longest
-// work of a block of the grid by more than kPartitionGainMin, which is what joining costs, and by
-// more than this share (1 / kPartitionGainShare): blocks that take whole items read the same keys
-// at the same time, those that take partitions do not.
-[[maybe_unused]] constexpr uint32_t kPartitionTilesMax = 32;
-constexpr uint32_t kPartitionRoundsMax = 2;
-[[maybe_unused]] constexpr uint32_t kItemCost = 4;
-[[maybe_unused]] constexpr uint32_t kPartitionKeysMin = 4, kPartitionGainMin = 3;
-[[maybe_unused]] constexpr uint32_t kPartitionGainShare = 16;
-constexpr uint32_t kItemBlocks = 4;  // launched for each possible item, if there are few
 
 constexpr uint32_t kPanelBytes = 128 * 128;  // 128 rows of 64 elements
 
@@ -73,7 +56,7 @@ struct SharedLayout {
 template <int kLength, KvFormat kFormat>
 uint32_t shared_bytes(uint32_t row_bytes) {
   constexpr uint32_t kAlignment = 1024;
-  const uint32_t raw = kFormat == KvFormat::kF16 ? 0 : 2 * kBlockKeys * row_bytes;
+  const uint32_t raw = kFormat == KvFormat::kF16 ? 0 : 2 * kPrefillBlockKeys * row_bytes;
   return SharedLayout<kLength>::kRaw + raw + kAlignment;
 }
 
@@ -94,205 +77,6 @@ constexpr uint32_t kLoadBarrier = 1, kGroupBarrier = 2, kPingPongBarrier = 4;
 
 using StageCounter = PipelineCounter<kStages>;
 
-// How the work of prefill items is distributed over the blocks of the grid, in shared memory. An
-// item's work is item_cost, then its blocks of keys; partitions may end anywhere.
-struct KeyPartitions {
-  uint32_t item_cost;
-  uint32_t before[kPartitionTilesMax + 1];  // of a head in the tiles before each tile
-  uint32_t most;                            // of any block of the grid, if each takes whole items
-  uint32_t total;                           // of all items
-  uint32_t count;                           // of partitions
-  uint32_t is_last[2];  // of each consumer warpgroup: whether it finishes an item
-
-  __device__ uint32_t begin(uint32_t partition) const {
-    return static_cast<uint32_t>(uint64_t{total} * min(partition, count) / count);
-  }
-  // Returns the partition that has a place.
-  __device__ uint32_t partition_of(uint32_t place) const {
-    return static_cast<uint32_t>(((place + uint64_t{1}) * count - 1) / total);
-  }
-};
-
-// A work item. For prefill, it is one tile of tokens and one query head. For leading pages that
-// rows share, it is one split of them, one tile of rows, and all query heads of a key-value head;
-// token_count then counts pairs of a row and a query head.
-struct Item {
-  uint32_t row, head, kv_head;
-  uint32_t heads = 1;                   // query heads from `head` on
-  uint32_t heads_reciprocal = 1 << 16;  // of `heads`, times 2^16, rounded up
-  uint32_t split = 0;
-  uint32_t first_token, token_count, first_position;
-  uint32_t first_key, end;          // positions that any of its tokens sees
-  uint32_t block_begin, block_end;  // of 128 keys
-  uint32_t stored_from;             // the step stores keys from this position on
-  // Blocks of the grid that compute parts of the item, in the order of its keys: the first one, and
-  // how many.
-  uint32_t first_part = 0, part_count = 1;
-
-  Item() = default;
-  __device__ Item(const AttentionKernelArgs& args, uint32_t index) {
-    if (args.is_shared) {
-      const AttentionPlan& plan = args.plan;
-      const uint32_t tile_items = args.pages.head_count * plan.shared_splits;
-      const SharedTile* const tiles = plan.shared_tiles + index / tile_items;
-      const SharedTile tile{__ldcg(&tiles->row), __ldcg(&tiles->row_count), __ldcg(&tiles->pages)};
-      const SharedSplits splits = shared_splits(tile.pages, plan.shared_splits);
-      row = tile.row;
-      kv_head = index % tile_items / plan.shared_splits;
-      split = index % plan.shared_splits;
-      heads = plan.group_heads;
-      heads_reciprocal = ((1 << 16) + heads - 1) / heads;
-      head = kv_head * heads;
-      first_token = __ldcg(&args.step.rows[row].first_token);
-      token_count = tile.row_count * heads;
-      first_position = UINT32_MAX / 2;  // sees all keys
-      first_key = split * splits.positions;
-      end = min(first_key + splits.positions, tile.pages * kPagePositions);
-      block_begin = first_key / kBlockKeys;
-      block_end = split < splits.count ? (end + kBlockKeys - 1) / kBlockKeys : block_begin;
-      stored_from = UINT32_MAX;  // the step writes no shared page
-      return;
-    }
-    const PrefillTile* const tiles = args.plan.tiles + index / args.item_heads;
-    const PrefillTile tile{__ldcg(&tiles->row), __ldcg(&tiles->first_token)};
-    const StepRow* const rows = args.step.rows + tile.row;
-    const struct {
-      uint32_t first_token, token_count, first_position;
-    } step_row{__ldcg(&rows->first_token), __ldcg(&rows->token_count),
-               __ldcg(&rows->first_position)};
-    row = tile.row;
-    kv_head = index % args.item_heads / (args.item_heads / args.pages.head_count);
-    head = args.first_head + index % args.item_heads;
-    first_token = step_row.first_token + tile.first_token;
-    token_count = min(step_row.token_count - tile.first_token, kPrefillTileTokens);
-    first_position = step_row.first_position + tile.first_token;
-    first_key = first_visible(first_position, args.window);
-    end = first_position + token_count;
-    block_begin = first_key / kBlockKeys;
-    block_end = (end + kBlockKeys - 1) / kBlockKeys;
-    stored_from = args.row_pages != nullptr ? 0 : step_row.first_position;
-  }
-  // Whether the step stores keys of a block. These may be read only after the dependent wait.
-  __device__ bool is_stored(uint32_t block) const { return (block + 1) * kBlockKeys > stored_from; }
-  __device__ bool is_empty() const { return block_begin == block_end; }
-  // Returns the index of the (token, query head) pair of a row of the tile.
-  __device__ uint64_t place(const AttentionKernelArgs& args, uint32_t tile_row) const {
-    const uint32_t token = tile_row * heads_reciprocal >> 16;
-    return uint64_t{first_token + token} * args.head_count + head + tile_row - token * heads;
-  }
-  // Returns the number of a page of the row. Only f16 pages may be expanded ones.
-  template <bool kIsF16>
-  __device__ uint32_t page_at(const AttentionKernelArgs& args, uint32_t index) const {
-    if (kIsF16 && args.row_pages != nullptr) return __ldcg(args.row_pages + row) + index;
-    return __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
-  }
-  // Rows of a block that may be read.
-  __device__ RowRange valid(uint32_t block) const {
-    const uint32_t first = block * kBlockKeys;
-    return {first_key > first ? first_key - first : 0, min(end - first, kBlockKeys)};
-  }
-};
-
-// Returns the item of a block in a round. The items of a row are listed longest first, so every
-// other round runs in reverse to balance the blocks.
-__device__ __forceinline__ uint32_t round_item(uint32_t round, uint32_t block) {
-  return round * gridDim.x + (round % 2 == 0 ? block : gridDim.x - 1 - block);
-}
-
-// Fills `partitions` and returns whether the blocks take equal partitions. Called by all threads.
-__device__ __forceinline__ bool choose_partitions(const AttentionKernelArgs& args,
-                                                  uint32_t tile_count, KeyPartitions* partitions) {
-  const uint32_t item_count = tile_count * args.item_heads;
-  if (tile_count == 0 || tile_count > kPartitionTilesMax) return false;
-  const uint32_t item_cost = tile_count == 1 ? 0 : kItemCost;
-  if (threadIdx.x < 32) {
-    uint32_t count = 0;
-    if (threadIdx.x < tile_count) {
-      const Item item(args, threadIdx.x * args.item_heads);
-      count = item_cost + item.block_end - item.block_begin;
-    }
-    partitions->before[threadIdx.x + 1] = warp_prefix(count, threadIdx.x);
-    if (threadIdx.x == 0) partitions->before[0] = partitions->most = 0;
-  }
-  __syncthreads();
-  for (uint32_t block = threadIdx.x; block < gridDim.x; block += kBlockThreads) {
-    uint32_t count = 0;
-    for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
-      const uint32_t index = round_item(round, block), tile = index / args.item_heads;
-      if (index < item_count) count += partitions->before[tile + 1] - partitions->before[tile];
-    }
-    atomicMax(&partitions->most, count);
-  }
-  __syncthreads();
-  const uint32_t total = partitions->before[tile_count] * args.item_heads;
-  // Of the items of one tile, or of all.
-  const uint32_t whole = tile_count == 1 ? args.item_heads : 1;
-  const uint32_t count =
-      whole * max(min(total / (item_cost + kPartitionKeysMin), gridDim.x) / whole, 1u);
-  const uint32_t gain = max(kPartitionGainMin, partitions->most / kPartitionGainShare);
-  if (count > gridDim.x || partitions->most <= (total + count - 1) / count + gain) return false;
-  if (threadIdx.x == 0) {
-    partitions->item_cost = item_cost;
-    partitions->total = total;
-    partitions->count = count;
-  }
-  __syncthreads();
-  return true;
-}
-
-// The items of this block that are not empty, or its parts of items, in order.
-template <bool kHasPartitions>
-class BlockItems {
- public:
-  // `partitions` is null if the block takes whole items.
-  __device__ BlockItems(const AttentionKernelArgs& args, uint32_t count,
-                        const KeyPartitions* partitions)
-      : args_(args), count_(count), partitions_(partitions) {
-    if (kHasPartitions && partitions != nullptr) next_ = partitions->begin(blockIdx.x);
-  }
-
-  // Writes the next item; returns whether there is one. Only items of shared pages can be empty.
-  // Others are not tested, because the test would wait until their fields are loaded.
-  __device__ bool next(Item* item) {
-    if (kHasPartitions && partitions_ != nullptr) return next_part(item);
-    while (next_ * gridDim.x < count_) {
-      const uint32_t index = round_item(next_++, blockIdx.x);
-      if (index >= count_) continue;
-      *item = Item(args_, index);
-      if (!args_.is_shared || !item->is_empty()) return true;
-    }
-    return false;
-  }
-
- private:
-  __device__ bool next_part(Item* item) {
-    const uint32_t end = partitions_->begin(blockIdx.x + 1), heads = args_.item_heads;
-    uint32_t tile = 0;
-    while (next_ < end) {
-      while (next_ >= partitions_->before[tile + 1] * heads) ++tile;
-      const uint32_t work = partitions_->before[tile + 1] - partitions_->before[tile];
-      const uint32_t head = (next_ - partitions_->before[tile] * heads) / work;
-      const uint32_t item_begin = partitions_->before[tile] * heads + head * work;
-      const uint32_t item_end = item_begin + work, keys_begin = item_begin + partitions_->item_cost;
-      const uint32_t part_begin = max(next_, keys_begin);
-      next_ = min(end, item_end);
-      if (part_begin >= next_) continue;  // none of its keys
-      *item = Item(args_, tile * heads + head);
-      item->first_part = partitions_->partition_of(keys_begin);
-      item->part_count = partitions_->partition_of(item_end - 1) + 1 - item->first_part;
-      item->block_end = item->block_begin + next_ - keys_begin;
-      item->block_begin += part_begin - keys_begin;
-      return true;
-    }
-    return false;
-  }
-
-  const AttentionKernelArgs& args_;
-  const uint32_t count_;
-  const KeyPartitions* const partitions_;
-  uint32_t next_ = 0;  // round, or place within the work of all items
-};
-
 __device__ __forceinline__ uint32_t panel_offset(uint32_t row, uint32_t chunk) {
   return chunk / 8 * kPanelBytes + row * 128 + ((chunk % 8 ^ row % 8) << 4);
 }
@@ -302,7 +86,7 @@ template <bool kIsF16>
 struct BlockRows {
   const uint8_t* pages[2];
 
-  __device__ BlockRows(const AttentionKernelArgs& args, const Item& item, uint32_t block,
+  __device__ BlockRows(const AttentionKernelArgs& args, const PrefillItem& item, uint32_t block,
                        bool is_value) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -317,7 +101,7 @@ struct BlockRows {
 };
 
 template <int kLength>
-__device__ __forceinline__ void copy_block(const AttentionKernelArgs& args, const Item& item,
+__device__ __forceinline__ void copy_block(const AttentionKernelArgs& args, const PrefillItem& item,
                                            uint32_t block, bool is_value, uint32_t target) {
   constexpr uint32_t kChunks = kLength / 8;
   constexpr uint32_t kRowStep = kLoadThreads / kChunks;
@@ -328,7 +112,7 @@ __device__ __forceinline__ void copy_block(const AttentionKernelArgs& args, cons
   const uint32_t row_bytes = args.pages.row_bytes;
   const bool has_chunk = chunk * 16 < row_bytes;
 #pragma unroll
-  for (uint32_t i = 0; i < kBlockKeys / kRowStep; ++i) {
+  for (uint32_t i = 0; i < kPrefillBlockKeys / kRowStep; ++i) {
     const uint32_t row = i * kRowStep + thread / kChunks;
     const uint8_t* source =
         rows.pages[row / kPagePositions] + row % kPagePositions * row_bytes + chunk * 16;
@@ -342,7 +126,7 @@ __device__ __forceinline__ void copy_block(const AttentionKernelArgs& args, cons
 // block's two pages are given.
 template <int kLength>
 __device__ __forceinline__ void copy_whole_block(const AttentionKernelArgs& args,
-                                                 const CUtensorMap& map, const Item& item,
+                                                 const CUtensorMap& map, const PrefillItem& item,
                                                  const uint32_t (&pages)[2], bool is_value,
                                                  uint32_t target, uint32_t barrier) {
   static_assert(kPanelBytes == 2 * kPagePositions * 128);
@@ -359,8 +143,9 @@ __device__ __forceinline__ void copy_whole_block(const AttentionKernelArgs& args
   }
 }
 
-__device__ __forceinline__ void copy_raw_block(const AttentionKernelArgs& args, const Item& item,
-                                               uint32_t block, bool is_value, uint32_t target) {
+__device__ __forceinline__ void copy_raw_block(const AttentionKernelArgs& args,
+                                               const PrefillItem& item, uint32_t block,
+                                               bool is_value, uint32_t target) {
   const BlockRows<false> rows(args, item, block, is_value);
   const RowRange valid = item.valid(block);
   const uint32_t page_bytes = kPagePositions * args.pages.row_bytes;
@@ -382,7 +167,7 @@ __device__ __forceinline__ void expand_block(uint8_t* target, const uint8_t* raw
   constexpr uint32_t kChunks = kLength / 8;
   const uint32_t thread = threadIdx.x % kLoadThreads;
 #pragma unroll 4
-  for (uint32_t i = 0; i < kBlockKeys * kChunks / kLoadThreads; ++i) {
+  for (uint32_t i = 0; i < kPrefillBlockKeys * kChunks / kLoadThreads; ++i) {
     const uint32_t index = i * kLoadThreads + thread;
     const uint32_t row = index / kChunks;
     const uint32_t chunk = index % kChunks;
@@ -395,7 +180,7 @@ __device__ __forceinline__ void expand_block(uint8_t* target, const uint8_t* raw
 // eight neighbouring threads read and write different banks.
 template <int kLength>
 __device__ __forceinline__ void expand_whole_q8_0(uint8_t* target, const uint8_t* raw) {
-  static_assert(kLoadThreads == kBlockKeys);
+  static_assert(kLoadThreads == kPrefillBlockKeys);
   constexpr uint32_t kPairWords = 17;  // of two blocks
   const uint32_t row = threadIdx.x % kLoadThreads;
   const uint8_t* source = raw + row * (kLength / 64 * kPairWords * 4);
@@ -444,7 +229,7 @@ __device__ __forceinline__ void expand_whole_e4m3(uint8_t* target, const uint8_t
   // Of eight neighbouring threads, four write the second chunk first, to access different banks.
   const uint32_t swap = piece / 4 % 2;
 #pragma unroll 4
-  for (uint32_t i = 0; i < kBlockKeys * kPieces / kLoadThreads; ++i) {
+  for (uint32_t i = 0; i < kPrefillBlockKeys * kPieces / kLoadThreads; ++i) {
     const uint32_t row = i * (kLoadThreads / kPieces) + thread / kPieces;
     const uint4 codes = *reinterpret_cast<const uint4*>(raw + row * kLength + piece * 16);
     uint4 chunks[2];
@@ -469,8 +254,9 @@ __device__ __forceinline__ void expand_whole_e4m3(uint8_t* target, const uint8_t
 // become 0. All are requested before the first is stored. For shared pages, attention_decode has
 // scaled and converted them.
 template <int kLength>
-__device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, const Item& item,
-                                             uint32_t group_row, uint8_t* target) {
+__device__ __forceinline__ void load_queries(const AttentionKernelArgs& args,
+                                             const PrefillItem& item, uint32_t group_row,
+                                             uint8_t* target) {
   constexpr uint32_t kChunks = kLength / 8;
   constexpr uint32_t kRowStep = kGroupThreads / kChunks;
   constexpr uint32_t kCount = kGroupTokens / kRowStep;
@@ -521,19 +307,19 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, co
 // earlier steps before its dependent wait.
 template <int kLength, KvFormat kFormat, bool kHasPartitions>
 __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, const CUtensorMap& map,
-                                           uint32_t item_count, const KeyPartitions* partitions,
+                                           uint32_t item_count, const PrefillPartitions* partitions,
                                            uint8_t* shared, const Barriers& barriers) {
   using At = SharedLayout<kLength>;
   const uint32_t base = shared_address(shared);
   StageCounter counter;
-  BlockItems<kHasPartitions> items(args, item_count, partitions);
+  PrefillItems<kHasPartitions> items(args, item_count, partitions);
   bool has_waited = false;
-  const auto wait_for_stored = [&](const Item& item, uint32_t block) {
+  const auto wait_for_stored = [&](const PrefillItem& item, uint32_t block) {
     if (has_waited || !item.is_stored(block)) return;
     dependent_wait();
     has_waited = true;
   };
-  for (Item item; items.next(&item);) {
+  for (PrefillItem item; items.next(&item);) {
     if constexpr (kFormat != KvFormat::kF16) {
       wait_for_stored(item, item.block_begin);
       copy_raw_block(args, item, item.block_begin, false, base + At::kRaw);
@@ -544,7 +330,8 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, cons
       uint32_t pages[2] = {};
       if constexpr (kFormat == KvFormat::kF16) {
         const RowRange valid = item.valid(block);
-        is_whole = valid.begin == 0 && valid.end == kBlockKeys && args.pages.head_length == kLength;
+        is_whole =
+            valid.begin == 0 && valid.end == kPrefillBlockKeys && args.pages.head_length == kLength;
         if (is_whole && threadIdx.x == 0) {
           pages[0] = item.page_at<true>(args, block * 2);
           pages[1] = item.page_at<true>(args, block * 2 + 1);
@@ -569,7 +356,7 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, cons
           }
         } else {
           const uint32_t row_bytes = args.pages.row_bytes;
-          const uint32_t raw_bytes = kBlockKeys * row_bytes;
+          const uint32_t raw_bytes = kPrefillBlockKeys * row_bytes;
           copy_async_wait<0>();
           named_barrier_sync<kLoadBarrier>(kLoadThreads);
           const uint32_t next = block + is_value;
@@ -617,7 +404,7 @@ __device__ __forceinline__ void softmax_scores(const AttentionKernelArgs& args, 
 #pragma unroll
     for (int i = 0; i < 64; ++i) scores[i] = cap_score(scores[i], args.softcap);
   }
-  if (first_key + kBlockKeys - 1 > first_position ||
+  if (first_key + kPrefillBlockKeys - 1 > first_position ||
       first_visible(last_position, args.window) > first_key) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -638,8 +425,7 @@ __device__ __forceinline__ void softmax_scores(const AttentionKernelArgs& args, 
 #pragma unroll
     for (int i = 0; i < 16; ++i)
       running_max = fmaxf(running_max, fmaxf(scores[i * 4 + r * 2], scores[i * 4 + r * 2 + 1]));
-    running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, 1));
-    running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, 2));
+    running_max = quad_max(running_max);
     // All of a token's keys so far may be masked.
     const float base = running_max == -INFINITY ? 0.0f : running_max;
     softmax->factor[r] = exp2_fast(softmax->running_max[r] - base);
@@ -689,18 +475,16 @@ __device__ __forceinline__ void multiply_values(const uint32_t (&numerators)[8][
 }
 
 template <int kLength>
-__device__ __forceinline__ void write_results(const AttentionKernelArgs& args, const Item& item,
-                                              uint32_t first_row, uint32_t lane,
-                                              const Softmax& softmax,
+__device__ __forceinline__ void write_results(const AttentionKernelArgs& args,
+                                              const PrefillItem& item, uint32_t first_row,
+                                              uint32_t lane, const Softmax& softmax,
                                               const float (&sums)[kLength / 2]) {
   const uint32_t n = args.pages.head_length;
   const float sink = args.sinks != nullptr ? args.sinks[item.head] * kLog2E : -INFINITY;
   const bool has_operand = args.operand.h != nullptr;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float denominator = softmax.denominator[r];
-    denominator += __shfl_xor_sync(~0u, denominator, 1);
-    denominator += __shfl_xor_sync(~0u, denominator, 2);
+    const float denominator = quad_sum(softmax.denominator[r]);
     const uint32_t row = first_row + r * 8;
     const float running_max = fmaxf(softmax.running_max[r], sink);
     const float factor = exp2_fast(softmax.running_max[r] - running_max);
@@ -737,9 +521,9 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
 // Each block does this once, so the time is that of instructions that are not in the SM's cache:
 // the results pass through the memory of the warp's queries, for a short loop to store them.
 template <int kLength>
-__device__ __forceinline__ void write_split(const AttentionKernelArgs& args, const Item& item,
-                                            uint32_t first_row, uint32_t lane, uint8_t* queries,
-                                            const Softmax& softmax,
+__device__ __forceinline__ void write_split(const AttentionKernelArgs& args,
+                                            const PrefillItem& item, uint32_t first_row,
+                                            uint32_t lane, uint8_t* queries, const Softmax& softmax,
                                             const float (&sums)[kLength / 2]) {
   constexpr uint32_t kChunks = kLength / 8;
   const uint32_t n = args.pages.head_length, splits = args.plan.shared_splits;
@@ -747,9 +531,7 @@ __device__ __forceinline__ void write_split(const AttentionKernelArgs& args, con
   float factor[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float denominator = softmax.denominator[r];
-    denominator += __shfl_xor_sync(~0u, denominator, 1);
-    denominator += __shfl_xor_sync(~0u, denominator, 2);
+    const float denominator = quad_sum(softmax.denominator[r]);
     factor[r] = __fdividef(kOperandFactor, denominator);
     const uint32_t row = first_row + lane / 4 + r * 8;
     if (lane % 4 == 0 && row < item.token_count)
@@ -779,7 +561,7 @@ __device__ __forceinline__ void write_split(const AttentionKernelArgs& args, con
 // Stores a consumer warpgroup's partial result of an item. In the last one to do so, replaces it by
 // the sum over all parts, in order, and returns true.
 template <int kLength>
-__device__ __forceinline__ bool join_parts(const AttentionKernelArgs& args, const Item& item,
+__device__ __forceinline__ bool join_parts(const AttentionKernelArgs& args, const PrefillItem& item,
                                            uint32_t group, uint32_t* is_last, Softmax* softmax,
                                            float (&sums)[kLength / 2]) {
   constexpr uint32_t kVectors = prefill_partial_floats(kLength) / 4;
@@ -846,7 +628,7 @@ __device__ __forceinline__ bool join_parts(const AttentionKernelArgs& args, cons
 // The work of a consumer warpgroup for all items of the block.
 template <int kLength, bool kHasPartitions>
 __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, uint32_t item_count,
-                                              KeyPartitions* partitions, uint8_t* shared,
+                                              PrefillPartitions* partitions, uint8_t* shared,
                                               const Barriers& barriers) {
   using At = SharedLayout<kLength>;
   const uint32_t base = shared_address(shared);
@@ -875,8 +657,8 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
   };
 
   StageCounter key_counter, value_counter;
-  BlockItems<kHasPartitions> items(args, item_count, partitions);
-  Item item, next;
+  PrefillItems<kHasPartitions> items(args, item_count, partitions);
+  PrefillItem item, next;
   bool has_item = items.next(&item);
   // For the queries. Block 0 waits in any case: when this kernel has ended, so have those before
   // it. Other blocks without items leave their SM to the next kernel.
@@ -906,7 +688,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     release(barriers.keys_empty(key_counter.stage()));
     ++key_counter.count;
     softmax_scores(args, position, group_position + kGroupTokens - 1, group_position,
-                   item.block_begin * kBlockKeys, lane, scores, &softmax);
+                   item.block_begin * kPrefillBlockKeys, lane, scores, &softmax);
     pack_numerators(scores, numerators);
 
     for (uint32_t block = item.block_begin + 1; block < item.block_end; ++block) {
@@ -925,7 +707,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
       release(barriers.keys_empty(key_counter.stage()));
       ++key_counter.count;
       softmax_scores(args, position, group_position + kGroupTokens - 1, group_position,
-                     block * kBlockKeys, lane, scores, &softmax);
+                     block * kPrefillBlockKeys, lane, scores, &softmax);
       wgmma_wait<0>();
       accumulator_fence(sums);
       release(barriers.values_empty(value_counter.stage()));
@@ -964,7 +746,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
 #endif  // WCUDA_HAS_WARPGROUPS
 
 template <int kLength, KvFormat kFormat, bool kHasPartitions>
-__global__ void __launch_bounds__(kBlockThreads, 1)
+__global__ void __launch_bounds__(kPrefillThreads, 1)
     attention_warpgroup_kernel(const __grid_constant__ AttentionKernelArgs args,
                                const __grid_constant__ CUtensorMap map) {
 #if WCUDA_HAS_WARPGROUPS
@@ -991,9 +773,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const uint32_t item_count =
       tile_count *
       (args.is_shared ? args.pages.head_count * args.plan.shared_splits : args.item_heads);
-  KeyPartitions* partitions = nullptr;
+  PrefillPartitions* partitions = nullptr;
   if constexpr (kHasPartitions) {
-    __shared__ KeyPartitions key_partitions;
+    __shared__ PrefillPartitions key_partitions;
     if (choose_partitions(args, tile_count, &key_partitions)) partitions = &key_partitions;
   }
   if (threadIdx.x < kLoadThreads) {
@@ -1083,7 +865,7 @@ cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const L
                         args.pages.head_length, kPagePositions, &map);
     if (status != cudaSuccess) return status;
   }
-  return launch_kernel(launch, dim3(items < sm_count ? items : sm_count), dim3(kBlockThreads),
+  return launch_kernel(launch, dim3(items < sm_count ? items : sm_count), dim3(kPrefillThreads),
                        instance.bytes(args.pages.row_bytes), 0, instance.kernel, args, map);
 }
 

@@ -40,6 +40,16 @@ __device__ __forceinline__ uint32_t pack_halves(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
+// Over the four lanes that hold a row of scores or sums.
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(~0u, value, 1);
+  return value + __shfl_xor_sync(~0u, value, 2);
+}
+__device__ __forceinline__ float quad_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
+  return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
+}
+
 // Returns 2^x with an error of at most 2 ulp; results below the normal range are 0.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
