@@ -235,7 +235,8 @@ TEST(GpuAttentionPrefill, many_tiles_equal_the_naive_version) {
 // multiprocessors a block has parts of several items.
 TEST(GpuAttentionPrefill, items_that_several_blocks_share_equal_the_naive_version) {
   for (const Shapes& shapes :
-       {Shapes{{100, 2500}}, Shapes{{130, 1500}, {1, 700}, {37, 1000}, {2, 1}}, Shapes{{1100, 600}}})
+       {Shapes{{100, 2500}}, Shapes{{130, 1500}, {1, 700}, {37, 1000}, {2, 1}},
+        Shapes{{1000, 600}}})
     for (KvType type : kKvTypes)
       for (const Case& c :
            {Case{8, 2, 128, 0}, Case{8, 2, 128, 900}, Case{3, 1, 64, 0}, Case{2, 2, 96, 0}})
