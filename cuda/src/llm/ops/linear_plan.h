@@ -28,9 +28,10 @@ constexpr uint32_t kBatchTokensMax = 64;
 // linear_batch, whose tiles are smaller, also computes more tokens of a layer with few inputs and
 // outputs (tokens times rows), for which packed_gemm has too few tiles for all SMs: of fewer
 // outputs than kSmallOutputs for kFewInputs inputs or less, and for more inputs as many products.
-// One H200, 2026-11-29: layers of 135M, 0.5B, 0.6B and 1B at 72 to 1,024 tokens; with 4,096 inputs
-// a step of 128 sequences of 8B is 1 % slower (2026-11-29-h200/small_layers.txt). With
-// batch_invariant: not measured.
+// One H200, 2026-11-29: layers of 135M in Q4_1 and of 0.5B, 0.6B and 1B in Q4_K_M at 72 to 1,024
+// tokens; with 4,096 inputs a step of 128 sequences of 8B is 1 % slower
+// (2026-11-29-h200/small_layers.txt). Not measured: other types, and batch_invariant, which keeps
+// to packed_gemm.
 constexpr uint32_t kSmallInputsMax = 3072, kFewInputs = 2048;
 constexpr uint64_t kSmallOutputs = 1u << 20;
 
