@@ -4,6 +4,7 @@
 
 #include "kernels/attention/attention_prefill.h"
 #include "kernels/attention/attention_tile.cuh"
+#include "kernels/attention/prefill_partitions.h"
 #include "kernels/ptx/wgmma.cuh"
 #include "kernels/shared/warp_prefix.cuh"
 
@@ -12,41 +13,7 @@ namespace wcuda::kernels {
 constexpr uint32_t kPrefillThreads = 384;    // of a block
 constexpr uint32_t kPrefillBlockKeys = 128;  // of a block of keys
 
-// Equal partitions of the work are for steps of at most so many tiles and rounds of whole items.
-// Work is counted in blocks of 128 keys; what an item takes apart from its keys (queries, the first
-// scores, results) counts as kItemCost of them. The items of a single tile have equal keys, and
-// are cut into equal numbers of parts; then kItemCost does not count. A partition has at least
-// kPartitionKeysMin blocks of keys more than an item's cost. Partitions must shorten the longest
-// work of a block of the grid by more than kPartitionGainMin, which is what joining costs, and by
-// more than this share (1 / kPartitionGainShare): blocks that take whole items read the same keys
-// at the same time, those that take partitions do not.
-constexpr uint32_t kPartitionTilesMax = 32;
-constexpr uint32_t kPartitionRoundsMax = 2;
-constexpr uint32_t kItemCost = 4;
-constexpr uint32_t kPartitionKeysMin = 4, kPartitionGainMin = 3;
-constexpr uint32_t kPartitionGainShare = 16;
-constexpr uint32_t kItemBlocks = 4;  // launched for each possible item, if there are few
-
 #if WCUDA_HAS_WARPGROUPS
-
-// How the work of prefill items is distributed over the blocks of the grid, in shared memory. An
-// item's work is item_cost, then its blocks of keys; partitions may end anywhere.
-struct PrefillPartitions {
-  uint32_t item_cost;
-  uint32_t before[kPartitionTilesMax + 1];  // of a head in the tiles before each tile
-  uint32_t most;                            // of any block of the grid, if each takes whole items
-  uint32_t total;                           // of all items
-  uint32_t count;                           // of partitions
-  uint32_t is_last[2];  // of each consumer warpgroup: whether it finishes an item
-
-  __device__ uint32_t begin(uint32_t partition) const {
-    return static_cast<uint32_t>(uint64_t{total} * min(partition, count) / count);
-  }
-  // Returns the partition that has a place.
-  __device__ uint32_t partition_of(uint32_t place) const {
-    return static_cast<uint32_t>(((place + uint64_t{1}) * count - 1) / total);
-  }
-};
 
 // A work item. For prefill, it is one tile of tokens and one query head. For leading pages that
 // rows share, it is one split of them, one tile of rows, and all query heads of a key-value head;
@@ -131,19 +98,12 @@ struct PrefillItem {
   }
 };
 
-// Returns the item of a block in a round. The items of a row are listed longest first, so every
-// other round runs in reverse to balance the blocks.
-__device__ __forceinline__ uint32_t round_item(uint32_t round, uint32_t block) {
-  return round * gridDim.x + (round % 2 == 0 ? block : gridDim.x - 1 - block);
-}
-
 // Fills `partitions` and returns whether the blocks take equal partitions. Called by all threads.
 __device__ __forceinline__ bool choose_partitions(const AttentionKernelArgs& args,
                                                   uint32_t tile_count,
                                                   PrefillPartitions* partitions) {
-  const uint32_t item_count = tile_count * args.item_heads;
   if (tile_count == 0 || tile_count > kPartitionTilesMax) return false;
-  const uint32_t item_cost = tile_count == 1 ? 0 : kItemCost;
+  const uint32_t item_cost = prefill_item_cost(tile_count);
   if (threadIdx.x < 32) {
     uint32_t count = 0;
     if (threadIdx.x < tile_count) {
@@ -154,22 +114,13 @@ __device__ __forceinline__ bool choose_partitions(const AttentionKernelArgs& arg
     if (threadIdx.x == 0) partitions->before[0] = partitions->most = 0;
   }
   __syncthreads();
-  for (uint32_t block = threadIdx.x; block < gridDim.x; block += kPrefillThreads) {
-    uint32_t count = 0;
-    for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
-      const uint32_t index = round_item(round, block), tile = index / args.item_heads;
-      if (index < item_count) count += partitions->before[tile + 1] - partitions->before[tile];
-    }
-    atomicMax(&partitions->most, count);
-  }
+  for (uint32_t block = threadIdx.x; block < gridDim.x; block += kPrefillThreads)
+    atomicMax(&partitions->most,
+              partitions->whole_work(tile_count, args.item_heads, gridDim.x, block));
   __syncthreads();
   const uint32_t total = partitions->before[tile_count] * args.item_heads;
-  // Of the items of one tile, or of all.
-  const uint32_t whole = tile_count == 1 ? args.item_heads : 1;
-  const uint32_t count =
-      whole * max(min(total / (item_cost + kPartitionKeysMin), gridDim.x) / whole, 1u);
-  const uint32_t gain = max(kPartitionGainMin, partitions->most / kPartitionGainShare);
-  if (count > gridDim.x || partitions->most <= (total + count - 1) / count + gain) return false;
+  const uint32_t count = partition_count(total, tile_count, item_cost, args.item_heads, gridDim.x);
+  if (!gains_by_partitions(partitions->most, total, count, gridDim.x)) return false;
   if (threadIdx.x == 0) {
     partitions->item_cost = item_cost;
     partitions->total = total;
@@ -195,7 +146,7 @@ class PrefillItems {
   __device__ bool next(PrefillItem* item) {
     if (kHasPartitions && partitions_ != nullptr) return next_part(item);
     while (next_ * gridDim.x < count_) {
-      const uint32_t index = round_item(next_++, blockIdx.x);
+      const uint32_t index = prefill_round_item(next_++, blockIdx.x, gridDim.x);
       if (index >= count_) continue;
       *item = PrefillItem(args_, index);
       if (!args_.is_shared || !item->is_empty()) return true;
@@ -205,25 +156,14 @@ class PrefillItems {
 
  private:
   __device__ bool next_part(PrefillItem* item) {
-    const uint32_t end = partitions_->begin(blockIdx.x + 1), heads = args_.item_heads;
-    uint32_t tile = 0;
-    while (next_ < end) {
-      while (next_ >= partitions_->before[tile + 1] * heads) ++tile;
-      const uint32_t work = partitions_->before[tile + 1] - partitions_->before[tile];
-      const uint32_t head = (next_ - partitions_->before[tile] * heads) / work;
-      const uint32_t item_begin = partitions_->before[tile] * heads + head * work;
-      const uint32_t item_end = item_begin + work, keys_begin = item_begin + partitions_->item_cost;
-      const uint32_t part_begin = max(next_, keys_begin);
-      next_ = min(end, item_end);
-      if (part_begin >= next_) continue;  // none of its keys
-      *item = PrefillItem(args_, tile * heads + head);
-      item->first_part = partitions_->partition_of(keys_begin);
-      item->part_count = partitions_->partition_of(item_end - 1) + 1 - item->first_part;
-      item->block_end = item->block_begin + next_ - keys_begin;
-      item->block_begin += part_begin - keys_begin;
-      return true;
-    }
-    return false;
+    PrefillPart part;
+    if (!partitions_->next_part(args_.item_heads, blockIdx.x, &next_, &part)) return false;
+    *item = PrefillItem(args_, part.item);
+    item->first_part = partitions_->partition_of(part.first_place);
+    item->part_count = partitions_->partition_of(part.last_place) + 1 - item->first_part;
+    item->block_end = item->block_begin + part.end;
+    item->block_begin += part.begin;
+    return true;
   }
 
   const AttentionKernelArgs& args_;
