@@ -587,6 +587,7 @@ struct RopeCase {
   bool has_head_norm;
   uint32_t first_position;
   uint32_t head_length = 64;
+  uint32_t row_tokens = 70;  // of the longest row
 };
 
 // One head, normed and turned.
@@ -621,8 +622,8 @@ struct RopeRun {
   std::vector<float> query, key, value, gain, frequencies, turned;
 
   RopeRun(KvType type, uint32_t n, const RopeCase& c, float size)
-      : step({{2, c.first_position}, {1, 130}, {70, c.first_position + 3}},
-             c.first_position / kPageTokens * 2 + 8, 64, random),
+      : step({{2, c.first_position}, {1, 130}, {c.row_tokens, c.first_position + 3}},
+             c.first_position / kPageTokens * 2 + c.row_tokens / kPageTokens + 8, 64, random),
         pool(type, 2, step.batch.page_table_stride, kKvHeads, n) {
     const uint32_t tokens = step.batch.token_count;
     query = random.normals(uint64_t{tokens} * kHeads * n, size);
@@ -661,12 +662,18 @@ struct RopeRun {
 };
 
 TEST(GpuRopeKv, equals_the_naive_version) {
-  const RopeCase cases[] = {
-      {RopePairing::kAdjacent, 64, false, 3},        {RopePairing::kHalves, 64, true, 60},
-      {RopePairing::kHalves, 48, true, 70},          {RopePairing::kAdjacent, 20, false, 1000},
-      {RopePairing::kHalves, 64, false, 1000000},    {RopePairing::kAdjacent, 64, false, 60},
-      {RopePairing::kAdjacent, 128, false, 60, 128}, {RopePairing::kHalves, 128, false, 60, 128},
-      {RopePairing::kHalves, 128, false, 3, 128}};
+  const RopeCase cases[] = {{RopePairing::kAdjacent, 64, false, 3},
+                            {RopePairing::kHalves, 64, true, 60},
+                            {RopePairing::kHalves, 48, true, 70},
+                            {RopePairing::kAdjacent, 20, false, 1000},
+                            {RopePairing::kHalves, 64, false, 1000000},
+                            {RopePairing::kAdjacent, 64, false, 60},
+                            {RopePairing::kAdjacent, 128, false, 60, 128},
+                            {RopePairing::kHalves, 128, false, 60, 128},
+                            {RopePairing::kHalves, 128, false, 3, 128},
+                            // From 513 tokens on, a block has several.
+                            {RopePairing::kAdjacent, 64, false, 60, 64, 600},
+                            {RopePairing::kHalves, 64, false, 3, 64, 511}};
   for (const RopeCase& c : cases) {
     const uint32_t n = c.head_length;
     RopeRun run(KvType::kF16, n, c, 1.0f);
@@ -862,10 +869,13 @@ TEST(GpuRopeKv, rows_have_the_bits_of_the_host_and_nothing_else_is_written) {
 }
 
 TEST(GpuRopeKv, a_dead_token_keeps_its_query) {
-  RopeRun run(KvType::kF16, 64, {RopePairing::kHalves, 64, true, 60}, 1.0f);
-  for (uint32_t i = 0; i < 3 * 64; ++i) {
-    const uint64_t at = uint64_t{RopeRun::kDeadToken} * 3 * 64 + i;
-    EXPECT_EQ(run.turned[at], run.query[at]);
+  for (const RopeCase& c : {RopeCase{RopePairing::kHalves, 64, true, 60},
+                            RopeCase{RopePairing::kHalves, 64, false, 60, 64, 600}}) {
+    RopeRun run(KvType::kF16, 64, c, 1.0f);
+    for (uint32_t i = 0; i < 3 * 64; ++i) {
+      const uint64_t at = uint64_t{RopeRun::kDeadToken} * 3 * 64 + i;
+      EXPECT_EQ(run.turned[at], run.query[at]);
+    }
   }
 }
 
