@@ -1,12 +1,13 @@
-// Linear layers above 8 tokens on a device: the products of a model's layers, each product of all
+// Linear layers on a device: the products of a model's layers, each product of all
 // layers in one CUDA graph with dependent launches. Random bytes for weights; results are checked
 // by the tests of GpuLinear.
 //
-//   gemm_bench [-m 8b|1b|135m] [-b max] [--batch-invariant] [tokens …]
+//   gemm_bench [-m 8b|1b|135m] [-t type] [-b max] [--batch-invariant] [tokens …]
 //
 // -m: shapes of 8B and 1B in Q4_K_M as usual (Q4_K, and Q6_K for the output and in half of the
-// layers for values and down), or of SmolLM2-135M in Q4_1. -b: tokens up to which linear_batch
-// computes a layer; without it, each layer has the kernel that an engine would choose.
+// layers for values and down), or of SmolLM2-135M in Q4_1. -t: all weights of this type instead,
+// as Q8_0. -b: linear_batch computes layers of up to so many tokens, packed_gemm those of more;
+// without it, each layer has the kernel that an engine would choose.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include "kernels/ptx/code.h"
 #include "kernels/shared/packed_tile.h"
 #include "llm/ops/cuda/linear.h"
+#include "llm/quant/format.h"
 
 namespace wcuda {
 namespace {
@@ -86,6 +88,11 @@ uint32_t random_word(uint64_t i) {
 // As a step's plan would have it.
 ops::Node node_of(const LinearArgs& args, const ops::Limits& limits, const kernels::Launch& launch,
                   uint32_t batch_max) {
+  ops::Node node;
+  if (batch_max != 0) {
+    node.kernel = args.tokens <= batch_max ? ops::Kernel::kLinearBatch : ops::Kernel::kPackedGemm;
+    return node;
+  }
   ops::LinearShape shape{args.tokens, args.matrix_count, {}, {}, args.matrices[0].cols};
   for (uint32_t m = 0; m < args.matrix_count; ++m) {
     shape.types[m] = args.matrices[m].type;
@@ -96,9 +103,7 @@ ops::Node node_of(const LinearArgs& args, const ops::Limits& limits, const kerne
   device.is_host = false;
   device.compute_capability = launch.compute_capability;
   device.has_warpgroup_code = launch.compute_capability == 90 && kernels::has_warpgroup_code();
-  ops::Node node;
-  node.kernel = batch_max != 0 ? ops::linear_kernel(shape, limits, device, batch_max)
-                               : ops::linear_kernel(shape, limits, device);
+  node.kernel = ops::linear_kernel(shape, limits, device);
   return node;
 }
 
@@ -196,15 +201,17 @@ int run(const Shape& shape, const std::vector<uint32_t>& token_counts, uint32_t 
   check(cudaStreamCreate(&launch.stream), "stream");
 
   Model model{shape};
-  constexpr uint64_t kPoolBytes = 5ull << 30;
-  model.pool = allocate<uint8_t>(kPoolBytes);
+  model.products();
+  const uint64_t pool_bytes = (model.used + 3) / 4 * 4;
+  model.used = 0;
+  model.pool = allocate<uint8_t>(pool_bytes);
   model.x = allocate<float>(uint64_t{tokens_max} * shape.feed_forward);
   model.norm = allocate<float>(shape.dim);
   model.out[0] = allocate<float>(uint64_t{tokens_max} * shape.vocabulary);
   model.out[1] = allocate<float>(uint64_t{tokens_max} * shape.feed_forward);
   model.out[2] = allocate<float>(uint64_t{tokens_max} * shape.feed_forward);
   // An f16 of it is 2^-7 to 2^-5: scales differ as little as those of a model. Their factor is 8.
-  fill(reinterpret_cast<uint32_t*>(model.pool), kPoolBytes / 4,
+  fill(reinterpret_cast<uint32_t*>(model.pool), pool_bytes / 4,
        [](uint64_t i) { return (random_word(i) & 0x87FF87FFu) | 0x20002000u; });
   const auto unit = [](uint64_t i) { return static_cast<float>(random_word(i)) * 0x1p-32f - 0.5f; };
   fill(model.x, uint64_t{tokens_max} * shape.feed_forward, unit);
@@ -262,17 +269,30 @@ int main(int argument_count, char** arguments) {
   std::vector<uint32_t> tokens;
   uint32_t batch_max = 0;
   bool is_invariant = false;
-  const wcuda::Shape* shape = wcuda::kShapes;
+  wcuda::Shape shape = wcuda::kShapes[0];
+  const wcuda::quant::Format* format = nullptr;
   for (int i = 1; i < argument_count; ++i) {
     const std::string option = arguments[i];
     if (option == "-b" && i + 1 < argument_count)
       batch_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
     else if (option == "-m" && i + 1 < argument_count) {
       const std::string name = arguments[++i];
-      shape = std::find_if(std::begin(wcuda::kShapes), std::end(wcuda::kShapes),
-                           [&](const wcuda::Shape& other) { return name == other.name; });
-      if (shape == std::end(wcuda::kShapes)) {
+      const auto* const found =
+          std::find_if(std::begin(wcuda::kShapes), std::end(wcuda::kShapes),
+                       [&](const wcuda::Shape& other) { return name == other.name; });
+      if (found == std::end(wcuda::kShapes)) {
         std::printf("no shape '%s'\n", name.c_str());
+        return 2;
+      }
+      shape = *found;
+    } else if (option == "-t" && i + 1 < argument_count) {
+      const std::string name = arguments[++i];
+      for (const wcuda::quant::TileLayout& layout : wcuda::quant::kTileLayouts) {
+        const auto* const other = wcuda::quant::find_format(layout.type);
+        if (other != nullptr && name == other->name) format = other;
+      }
+      if (format == nullptr) {
+        std::printf("no type '%s'\n", name.c_str());
         return 2;
       }
     } else if (option == "--batch-invariant")
@@ -281,5 +301,6 @@ int main(int argument_count, char** arguments) {
       tokens.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
   }
   if (tokens.empty()) tokens = {16, 32, 64, 128, 256, 512, 2048};
-  return wcuda::run(*shape, tokens, batch_max, is_invariant);
+  if (format != nullptr) shape.type = shape.large_type = format->id;
+  return wcuda::run(shape, tokens, batch_max, is_invariant);
 }

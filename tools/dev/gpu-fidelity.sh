@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./fidelity.sh MODEL: logits on 2,048 positions on the GPU against those of a forward pass in f32 numpy, and
-# greedy answers compared with the host's; bounds: docs/NUMERICS.md. Needs a python3 that has numpy.
+# greedy answers compared with the host's and with those with drafts; bounds: docs/NUMERICS.md. Needs a python3 that has numpy.
 set -uo pipefail
 model=$(realpath "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -16,10 +16,11 @@ compare() {
     --max-kl 3e-4 --min-top1 99 && touch "$work/$1.good"
 }
 
+# greedy ENGINE, as greedy.py names it
 greedy() {
-  echo "== greedy answers, cuda compared with host"
-  python3 $oracle/greedy.py --worker ./worker-orcd --model "$model" --backend cuda --against host &&
-    touch "$work/greedy.good"
+  echo "== greedy answers, cuda compared with $1"
+  python3 $oracle/greedy.py --worker ./worker-orcd --model "$model" --backend cuda --against "$1" &&
+    touch "$work/$1.good"
 }
 
 for size in "${sizes[@]}"; do
@@ -29,9 +30,10 @@ done
 # The first makes the reference for all.
 compare "${sizes[0]}" >"$work/${sizes[0]}.log" 2>&1
 for size in "${sizes[@]:1}"; do compare "$size" >"$work/$size.log" 2>&1 & done
-greedy >"$work/greedy.log" 2>&1 &
+engines=(host ngram itself)
+for engine in "${engines[@]}"; do greedy "$engine" >"$work/$engine.log" 2>&1 & done
 wait
-for part in "${sizes[@]}" greedy; do
+for part in "${sizes[@]}" "${engines[@]}"; do
   cat "$work/$part.log"
   [ -e "$work/$part.good" ] || status=1
 done

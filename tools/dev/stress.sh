@@ -7,7 +7,7 @@ stress_steps() {
   local turn
   for turn in 1 2; do
     step "ctest, busy machine, turn $turn" on_busy_machine ctest_native host --timeout 3600
-    step "cargo test, busy machine, turn $turn" on_busy_machine cargo_test --workspace
+    step "cargo test, busy machine, turn $turn" on_busy_machine cargo_test --workspace --features "$(every_feature)"
   done
 }
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Greedy answers to 20 prompts by worker-orcd and by another engine: they may part only where it is nearly a tie.
 
-greedy.py --worker worker-orcd --model F [--backend host] [--against llama-cpp | host | cuda] [--tokens 64]
+greedy.py --worker worker-orcd --model F [--backend host] [--against ENGINE] [--tokens 64]
 
-Both engines get the same prompt tokens. Where their answers part for the first time, `gap` is the difference
+ENGINE is llama-cpp, the backend host or cuda, or the same backend with drafts: from n-grams of the text (ngram), or by
+the model itself (itself), whose drafts nearly all hold. Both engines get the same prompt tokens. Where their answers part for the first time, `gap` is the difference
 between worker-orcd's logprobs of the two tokens, `here` the largest difference between the engines' logprobs of
 worker-orcd's first two tokens at that position. Where they part at all the gap is at most twice `here`: that
 alone would find nothing. So it is held against twice the same difference where nothing depends on it, at the positions
@@ -29,14 +30,18 @@ PROMPTS = (
 TOP = 32  # logprobs compared at a position
 
 
-def worker_answers(worker, model, backend, count):
+def worker_answers(worker, model, backend, count, drafts=()):
     """For each prompt: prompt tokens, tokens drawn, and [{token: logprob}] of the most likely at each."""
     request = {"raw": True, "ignore_end": True, "max_tokens": count, "logprobs": TOP}
     lines = "".join(json.dumps({"prompt": prompt, **request}) + "\n" for prompt in PROMPTS)
-    command = [worker, "run", "--backend", backend, "--model", model, "--requests", "-", "--json"]
+    command = [worker, "run", "--backend", backend, "--model", model, "--requests", "-", "--json", *drafts]
     output = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
     answers = [json.loads(line) for line in output.splitlines()]
     assert len(answers) == len(PROMPTS), f"{len(answers)} answers"
+    if drafts:
+        accepted = sum(answer["accepted_draft_tokens"] for answer in answers)
+        print(f"{accepted} of {sum(len(answer['tokens']) for answer in answers)} tokens were drafts")
+        assert accepted > 0
     return [(a["prompt_tokens"], a["tokens"], [dict(map(tuple, top)) for top in a["logprobs"]]) for a in answers]
 
 
@@ -106,7 +111,7 @@ def main():
     parser.add_argument("--worker", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--backend", default="host", choices=("host", "cuda"))
-    parser.add_argument("--against", default="llama-cpp", choices=("llama-cpp", "host", "cuda"))
+    parser.add_argument("--against", default="llama-cpp", choices=("llama-cpp", "host", "cuda", "ngram", "itself"))
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
     ours = worker_answers(args.worker, args.model, args.backend, args.tokens)
@@ -114,7 +119,9 @@ def main():
         other = LlamaCpp(args.model, args.tokens)
         theirs = [other.answer(prompt, args.tokens) for prompt, _, _ in ours]
     else:
-        theirs = [answer[1:] for answer in worker_answers(args.worker, args.model, args.against, args.tokens)]
+        drafts = {"ngram": ["--draft-ngram"], "itself": ["--draft-model", args.model]}.get(args.against, [])
+        backend = args.backend if drafts else args.against
+        theirs = [answer[1:] for answer in worker_answers(args.worker, args.model, backend, args.tokens, drafts)]
     if not report(ours, theirs):
         sys.exit("answers part where it is no tie")
 
