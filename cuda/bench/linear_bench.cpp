@@ -1,9 +1,9 @@
-// Linear layers of 1 to 8 tokens: each shape of three models, and all products of a step as one
+// Linear layers of 1 to 8 tokens: each shape of three models, and all layers of a step as one
 // graph. Prints GB/s of weights and the share of the memory's read speed.
 //
 // Type 15: the mix q4_k_m.
 //
-//   linear_bench layers|shapes|tune [type [tokens [model [cluster stages groups residency
+//   linear_bench layers|shapes|tune [type [tokens [model [cluster stages m_warps residency
 //   early]]]] [-- …]
 #include <cuda_runtime_api.h>
 
@@ -136,8 +136,8 @@ class Bench {
         add_shape(type, model.output, 0, 1, tokens, tuning, at);
       });
       std::printf(
-          "chain %-4s type %2u T %u C %u stages %u groups %u residency %u early %u: %8.1f steps/s "
-          "%6.0f GB/s %3.0f %%\n",
+          "layers %-4s type %2u tokens %u cluster %u stages %u m_warps %u residency %u early %u: "
+          "%8.1f steps/s %6.0f GB/s %3.0f %%\n",
           model.name, type, tokens, tuning.cluster_size, tuning.stages, tuning.m_warps,
           tuning.residency, tuning.early_stages, 1000.0 / ms, bytes / ms / 1e6,
           bytes / ms * 1e3 / limits_.read_bytes * 100.0);
@@ -159,7 +159,7 @@ class Bench {
                             for (uint32_t i = 0; i < count; ++i)
                               at = add_shape(type, shape, 0, 1, tokens, tuning, at);
                           });
-        std::printf("shape %-4s %-8s type %2u T %u C %u: %8.2f us %6.0f GB/s %3.0f %%\n",
+        std::printf("shape %-4s %-8s type %2u tokens %u cluster %u: %8.2f us %6.0f GB/s %3.0f %%\n",
                     model.name, shape.name, type, tokens, tuning.cluster_size, us, bytes / us / 1e3,
                     bytes / us * 1e6 / limits_.read_bytes * 100.0);
       }
@@ -262,8 +262,8 @@ void measure(Bench& bench, const std::vector<const char*>& words) {
       for (const uint32_t residency : {1u, 2u})
         for (const uint32_t early : {1u, 6u})
           for (const uint32_t stages : {0u, 2u, 4u})
-            for (const uint32_t groups : {0u, 2u})
-              bench.layers(type, tokens, {0, stages, groups, residency, early}, name);
+            for (const uint32_t m_warps : {0u, 2u})
+              bench.layers(type, tokens, {0, stages, m_warps, residency, early}, name);
 }
 
 }  // namespace

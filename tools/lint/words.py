@@ -20,6 +20,8 @@ OUTPUTS = re.compile(r"^(\.git|target|build|build-.*|\.cache|\.gpu-pack|\.peer|_
 
 # Rooms where a word about matrix tiles, steps or attention can be private.
 LINEAR = ("cuda/kernels/linear", "cuda/src/llm/ops/cuda")
+HOST_LINEAR = ("cuda/src/llm/ops/host/linear", "cuda/src/llm/ops/host/m_tiles")
+LINEAR_BENCH = ("cuda/bench/linear", "cuda/bench/host_linear", "cuda/bench/gemm")
 TILES = LINEAR + ("cuda/kernels/shared", "cuda/kernels/memory", "cuda/src/llm/quant", "cuda/src/llm/ops",
                   "cuda/tests/kernels", "cuda/tests/llm/quant", "cuda/tests/llm/ops", "cuda/bench", "docs")  # fmt: skip
 ATTENTION = ("cuda/kernels/attention", "cuda/kernels/sampling")
@@ -52,26 +54,49 @@ TERMS = [
     (r"\b[Aa]dopt(?:s|ed|ing)?\b|\badopted_|_adopted", "borrowed", None),
     (r"[Ww]ide_?(?:[Ll]inear|[Ii]nput)", "dequantize + GEMM", None),
     (r"[Ll]ayer_?[Cc]hain|[Cc]hained|[Cc]hain_(?:linear|params|copy)", "persistent fused layers", None),
-    (r"[Ww]arpgroup[ _]?[Pp]roducts?", "WGMMA", None),
+    (r"(?:[Ww]arpgroup|[Ww]gmma|WGMMA|[Mm]ma|MMA)[ _]?[Pp]roducts?", "MMA, WGMMA", None),
     (r"[Tt]urn_?[Hh]ead", "rotate head", None),
     # Words that are private in some rooms only.
     (r"[Rr]ecords?(?![a-z])", "packed weight tile", TILES),
     (r"(?<![lr.])\b_?[Ss]trips?\b|[Ss]trip_|k?Strip[A-Z]?|_strips?\b", "M-tile of 16 rows", TILES),
-    (r"\b[Cc]hunks?\b|[Cc]hunk_|_chunks?\b|k?Chunk[A-Z]", "K-tile", LINEAR),
-    (r"\b[Ss]lots?\b|[Ss]lot_|_slots?\b|k?Slot[A-Z]", "partial accumulator", LINEAR),
-    (r"\b[Ss]lices?\b|[Ss]lice_|_slices?\b|k?Slice[A-Z]", "split-K partition", LINEAR),
-    (r"\b[Ss]ections?\b|[Ss]ection_|_sections?\b|k?Section[A-Z]", "grouped-GEMM problem", LINEAR),
-    (r"\b[Ss]hares?\b|[Ss]hare_|_shares?\b|k?Share[A-Z]", "work partition", LINEAR),
-    (r"\b[Uu]nits?\b|[Uu]nit_|_units?\b|k?Unit[A-Z]", "half K-tile, KV page, work item, load width", LINEAR + ATTENTION),
+    (r"\b[Cc]hunks?\b|[Cc]hunk_|_chunks?\b|k?Chunk[A-Z]", "K-tile", LINEAR + LINEAR_BENCH),
+    (r"\b[Ss]lots?\b|[Ss]lot_|_slots?\b|k?Slot[A-Z]", "partial accumulator", LINEAR + HOST_LINEAR + LINEAR_BENCH),
+    (r"\b[Ss]lices?\b|[Ss]lice_|_slices?\b|k?Slice[A-Z]", "split-K partition", KERNELS),
+    (r"\b[Ss]ections?\b|[Ss]ection_|_sections?\b|k?Section[A-Z]", "grouped-GEMM problem",
+     LINEAR + ("cuda/src/llm/ops", "cuda/bench")),
+    (r"\b[Ss]hares?\b|[Ss]hare_|_shares?\b|k?Share[A-Z]", "work partition", LINEAR + HOST_LINEAR),
+    (r"\b[Uu]nits?\b|[Uu]nit_|_units?\b|k?Unit[A-Z]", "half K-tile, KV page, work item, load width",
+     LINEAR + ATTENTION + ("cuda/kernels/memory", "cuda/src/llm/quant", "cuda/src/llm/ops/host",
+                           "cuda/bench/linear", "cuda/bench/host_linear")),
     (r"(?<!\w)[Ee]ight_|_eights?\b|k?Eights?(?![a-z])|\beights\b", "vec8", KERNELS),
     (r"[Ee]xchange_|_exchange|k?Exchange[A-Z]?", "mailbox between CTAs, warp reduction buffer", KERNELS),
     (r"\b[Bb]orders?\b", "kernel boundary", KERNELS + ("docs",)),
     (r"\b[Bb]rief(?:ly)?\b|[Bb]rief_", "fast-math", KERNELS),
     (r"[Pp]lacement|backend_?(?:\.|->)place\(", "repack", ("cuda/kernels", "cuda/src/core")),
     (r"\b[Ll]argest_?", "running max", ("cuda/kernels/attention",)),
-    (r"[Cc]olumns?_|_columns?(?![a-z])|k[A-Za-z]*Columns?(?![a-z])", "tokens (GEMM N)", LINEAR),
+    (r"[Cc]olumns?_|_columns?(?![a-z])|k[A-Za-z]*Columns?(?![a-z])", "tokens (GEMM N)", LINEAR + LINEAR_BENCH),
+    (r"[Cc]hain", "persistent fused layers, launch sequence",
+     LINEAR + LINEAR_BENCH + ATTENTION + ("cuda/kernels/step", "cuda/bench/kernel_bench")),
+    (r"\b[Ww]ays?\b|_ways?\b|\bways?_|k?Ways?(?![a-z])", "K-warp", LINEAR + LINEAR_BENCH),
+    (r"[Ww]indows?(?![a-z])", "epilogue batch", ("cuda/kernels/linear", "cuda/src/llm/ops/cuda/linear") + HOST_LINEAR),
+    (r"\b[Ww]ide\b|[Ww]ide_|_wide\b|k?Wide[A-Z]", "dequantize + GEMM", LINEAR),
+    (r"\b[Ww]eight\b|_weights?\b|(?<!loads )\bweights\b", "softmax numerator, denominator, log-sum-exp",
+     ("cuda/kernels/attention",)),
+    (r"\bint part\b|\bkParts?(?![a-z])", "sub-tile, split-KV partial", ("cuda/kernels/attention/attention_decode",)),
     (r"kTurn|[Tt]urn_?[Cc]ost", "pipeline phase, wave, outputs at a time", KERNELS),
 ]  # fmt: skip
+
+# Words of the same list that no pattern can refuse, because they have an ordinary meaning in the same rooms:
+#   group           32 inputs with a scale, query heads of a key-value head, blocks of attention_decode_group; warps
+#                   along M are M-warps
+#   part            any part of something; as a name it is an operand, a field, a sub-block, a partial or a shard
+#   products        matrix and dot products; those of an instruction are MMAs
+#   quad            the four lanes that hold a row of an MMA; four floats are a float4
+#   rows (of step)  rows of a matrix, StepRow; the entries of a batch are sequences
+#   weight          a model's weights, and the integers of sampling_math.h
+#   window          sliding-window attention, convolutions
+#   chunk, slot     what a task of the thread pool takes, and a position in a KV page, in the host's operators
+#   share           a fraction of a limit, in benches
 
 # (path, line, why): where a word above has its ordinary or the field's own meaning.
 ALLOWED = [

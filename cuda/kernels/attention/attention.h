@@ -1,5 +1,4 @@
-// Attention over key-value pages: out[h] = sum over p of w[p] * v[p], w = softmax(scale *
-// q[h]·k[p]).
+// Attention over key-value pages: out[h] = sum over p of softmax_p(scale * q[h]·k[p]) * v[p].
 //
 //   rows of     kernel                          a block works on                   MMA
 //   one token   attention_decode                KV pages of (row, head) pairs      mma.sync f16
@@ -25,8 +24,8 @@
 //   position g   s s s s s s s s     a lane has rows g and g + 8, columns 2t and 2t + 1
 //   position g+8 s s s s s s s s
 //
-// Softmax turns scores s into weights w. Their tile, transposed between lanes, is operand B of the
-// second MMA: sums (elements by heads) += values (elements by positions) * w.
+// Softmax turns scores s into numerators. Their tile, transposed between lanes, is operand B of the
+// second MMA: sums (elements by heads) += values (elements by positions) * numerators.
 //
 // Prefill: two warpgroups compute 64 tokens each, and a third loads:
 //

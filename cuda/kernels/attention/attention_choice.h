@@ -10,6 +10,7 @@
 #include "kernels/attention/attention_table.h"
 #include "kernels/shared/host_device.h"
 #include "kernels/shared/rounding.h"
+#include "kernels/shared/tile_sizes.h"
 
 namespace wcuda::kernels {
 
@@ -139,8 +140,7 @@ WCUDA_HOST_DEVICE inline uint32_t team_warp_bits(uint32_t warp_bits, uint32_t gr
 // Returns whether attention_decode_group triggers the next kernel at its start.
 inline bool decode_triggers_early(uint32_t head_count, uint32_t head_length,
                                   int32_t compute_capability, uint32_t sm_count) {
-  constexpr uint32_t kMTileRows = 16;
-  return head_count * head_length / kMTileRows <
+  return head_count * head_length / quant::kMTileRows <
          sm_count / find_row_for(kDecodeGroupStart, compute_capability).early_share;
 }
 

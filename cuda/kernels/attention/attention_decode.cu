@@ -50,7 +50,7 @@ constexpr int run_ring_bytes(int length, KvFormat format, bool is_exact) {
 template <int kLength, KvFormat kFormat, bool kExact>
 using RunShape = DecodeShape<kLength, kFormat, kExact, kExact || kLength <= 128 ? 4 : 2,
                              run_ring_bytes(kLength, kFormat, kExact), false,
-                             kExact ? tile_positions(kLength, kFormat) : kPartPositions>;
+                             kExact ? tile_positions(kLength, kFormat) : kSubTilePositions>;
 
 template <class S>
 struct SharedLayout {

@@ -25,18 +25,20 @@
 #include "kernels/attention/attention_decode_tile.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/memory_order.cuh"
 #include "kernels/ptx/named_barrier.cuh"
 #include "kernels/shared/rope_head.cuh"
 
 namespace wcuda::kernels {
 
 // Drafts before a row are in the tile of its position, or in the one before.
-static_assert(kDecodeDraftsMax < kPartPositions);
+static_assert(kDecodeDraftsMax < kSubTilePositions);
 
 // Positions of a tile of heads of exactly `head_length` elements: 32 if a row has at most some 128
 // bytes, because a tile's waits and branches take as long whatever its bytes.
 constexpr int tile_positions(int head_length, KvFormat format) {
-  return head_length <= (format == KvFormat::kF16 ? 64 : 128) ? 2 * kPartPositions : kPartPositions;
+  return head_length <= (format == KvFormat::kF16 ? 64 : 128) ? 2 * kSubTilePositions
+                                                              : kSubTilePositions;
 }
 
 constexpr int kMmaHeads = 8;  // query heads per MMA: its N dimension
@@ -51,7 +53,7 @@ constexpr uint32_t kSumStride = kLength + 4;
 // they have at most kLength. With kSeparateKv, the keys and the values of a tile are in two
 // consecutive stages; otherwise they are in one.
 template <int kLength_, KvFormat kFormat_, bool kExact_, int kWarps_, int kRingBytes,
-          bool kSeparateKv_ = false, int kTilePositions_ = kPartPositions>
+          bool kSeparateKv_ = false, int kTilePositions_ = kSubTilePositions>
 struct DecodeShape {
   static constexpr int kLength = kLength_;
   static constexpr KvFormat kFormat = kFormat_;
@@ -61,7 +63,8 @@ struct DecodeShape {
   static constexpr int kThreads = kWarps * 32;
   static constexpr uint32_t kWarpBits = kWarps == 8 ? 3 : kWarps == 4 ? 2 : 1;
   static_assert(kWarps == 1 << kWarpBits);
-  static constexpr int kTilePositions = kTilePositions_, kParts = kTilePositions / kPartPositions;
+  static constexpr int kTilePositions = kTilePositions_,
+                       kSubTiles = kTilePositions / kSubTilePositions;
   using Tile = DecodeTile<kLength, kFormat, kExact, kTilePositions>;
 
   // Stages of a warp's ring: at most 6, and no more than fit into kRingBytes.
@@ -516,7 +519,7 @@ __device__ __forceinline__ void prepare_segment(
 // The softmax numerators of a tile, as operand B of the MMAs with the values of the tile.
 template <class S>
 struct TileNumerators {
-  uint32_t words[S::kParts][2];
+  uint32_t words[S::kSubTiles][2];
 };
 
 // Computes the softmax numerators of the tile that begins at position `first` from its scores, and
@@ -526,12 +529,12 @@ struct TileNumerators {
 template <class S>
 __device__ __forceinline__ TileNumerators<S> softmax_scores(
     const AttentionKernelArgs& args, const Queries<S>& queries, const Segment& segment,
-    uint32_t first, uint32_t lane, float (&scores)[S::kParts][4], WarpSums<S::kLength>* sums) {
+    uint32_t first, uint32_t lane, float (&scores)[S::kSubTiles][4], WarpSums<S::kLength>* sums) {
   constexpr float kSlack = 8.0f;
   const bool is_partial = first < segment.begin || first + S::kTilePositions > segment.end;
 #pragma unroll
-  for (int part = 0; part < S::kParts; ++part) {
-    float(&own)[4] = scores[part];
+  for (int sub_tile = 0; sub_tile < S::kSubTiles; ++sub_tile) {
+    float(&own)[4] = scores[sub_tile];
     if (queries.is_split) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) own[j] += __shfl_xor_sync(~0u, own[j], 2);
@@ -543,7 +546,7 @@ __device__ __forceinline__ TileNumerators<S> softmax_scores(
     if (is_partial) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const uint32_t position = first + part * kPartPositions + lane / 4 + j / 2 * 8;
+        const uint32_t position = first + sub_tile * kSubTilePositions + lane / 4 + j / 2 * 8;
         if (position < segment.begin || position >= segment.end) own[j] = -INFINITY;
       }
     }
@@ -553,8 +556,8 @@ __device__ __forceinline__ TileNumerators<S> softmax_scores(
   for (int j = 0; j < 2; ++j) {
     running_max[j] = fmaxf(scores[0][j], scores[0][j + 2]);
 #pragma unroll
-    for (int part = 1; part < S::kParts; ++part)
-      running_max[j] = fmaxf(running_max[j], fmaxf(scores[part][j], scores[part][j + 2]));
+    for (int sub_tile = 1; sub_tile < S::kSubTiles; ++sub_tile)
+      running_max[j] = fmaxf(running_max[j], fmaxf(scores[sub_tile][j], scores[sub_tile][j + 2]));
   }
   if (__any_sync(~0u, running_max[0] > sums->running_max[0] + kSlack ||
                           running_max[1] > sums->running_max[1] + kSlack)) {
@@ -577,16 +580,16 @@ __device__ __forceinline__ TileNumerators<S> softmax_scores(
   }
   TileNumerators<S> numerators;
 #pragma unroll
-  for (int part = 0; part < S::kParts; ++part) {
-    float(&own)[4] = scores[part];
+  for (int sub_tile = 0; sub_tile < S::kSubTiles; ++sub_tile) {
+    float(&own)[4] = scores[sub_tile];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       own[j] = exp2_fast(own[j] - sums->running_max[j]);
       own[j + 2] = exp2_fast(own[j + 2] - sums->running_max[j]);
       sums->denominator[j] += own[j] + own[j + 2];
     }
-    numerators.words[part][0] = transpose_tile(pack_halves(own[0], own[1]));
-    numerators.words[part][1] = transpose_tile(pack_halves(own[2], own[3]));
+    numerators.words[sub_tile][0] = transpose_tile(pack_halves(own[0], own[1]));
+    numerators.words[sub_tile][1] = transpose_tile(pack_halves(own[2], own[3]));
   }
   return numerators;
 }
@@ -611,11 +614,11 @@ __device__ __forceinline__ void add_tiles(const AttentionKernelArgs& args, const
       *stage = *stage + 1 == S::kStages ? 0 : *stage + 1;
     };
     TileNumerators<S> numerators;
-    float scores[S::kParts][4] = {};
+    float scores[S::kSubTiles][4] = {};
     const auto use_keys = [&](uint32_t keys) {
 #pragma unroll
-      for (int part = 0; part < S::kParts; ++part)
-        Tile::score(keys, part, args.pages, queries.halves, lane, scores[part]);
+      for (int sub_tile = 0; sub_tile < S::kSubTiles; ++sub_tile)
+        Tile::score(keys, sub_tile, args.pages, queries.halves, lane, scores[sub_tile]);
     };
     const auto find_numerators = [&] {
       numerators = softmax_scores<S>(args, queries, segment, tiles->next * S::kTilePositions, lane,
@@ -623,9 +626,9 @@ __device__ __forceinline__ void add_tiles(const AttentionKernelArgs& args, const
     };
     const auto use_values = [&](uint32_t values) {
 #pragma unroll
-      for (int part = 0; part < S::kParts; ++part)
-        Tile::add(values, part, args.pages, numerators.words[part][0], numerators.words[part][1],
-                  lane, sums->values);
+      for (int sub_tile = 0; sub_tile < S::kSubTiles; ++sub_tile)
+        Tile::add(values, sub_tile, args.pages, numerators.words[sub_tile][0],
+                  numerators.words[sub_tile][1], lane, sums->values);
     };
     if constexpr (S::kSeparateKv) {
       use_stage(use_keys);
@@ -740,11 +743,11 @@ __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kL
   return partial;
 }
 
-// In a step with shared pages, writes the weight of a head's result for attention_join.
-__device__ __forceinline__ void write_weight(const AttentionKernelArgs& args, const Heads& heads,
-                                             uint32_t head, float running_max, float denominator) {
+// In a step with shared pages, writes the log-sum-exp of a head's scores for attention_join.
+__device__ __forceinline__ void write_lse(const AttentionKernelArgs& args, const Heads& heads,
+                                          uint32_t head, float running_max, float denominator) {
   if (args.plan.shared_splits == 0) return;
-  args.plan.own_weights[uint64_t{heads.token} * args.head_count + heads.first + head] =
+  args.plan.own_lse[uint64_t{heads.token} * args.head_count + heads.first + head] =
       running_max + log2f(denominator);
 }
 
@@ -756,8 +759,7 @@ __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, co
   const uint32_t n = args.pages.head_length;
   const uint32_t element = i % kFloat4s * 4, head = heads.first + i / kFloat4s;
   const bool has_operand = args.operand.h != nullptr;
-  if (element == 0)
-    write_weight(args, heads, i / kFloat4s, partial.running_max, partial.denominator);
+  if (element == 0) write_lse(args, heads, i / kFloat4s, partial.running_max, partial.denominator);
   const float inverse = (has_operand ? kOperandFactor : 1.0f) / partial.denominator;
   const float4 sums = make_float4(partial.sums.x * inverse, partial.sums.y * inverse,
                                   partial.sums.z * inverse, partial.sums.w * inverse);
@@ -856,17 +858,6 @@ __device__ __forceinline__ void add_partials(const PartialList& partials, const 
   }
 }
 
-// Increments a counter and returns its old value, with acquire-release order: a block that reads
-// the new value also sees what this block wrote before.
-__device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
-  uint32_t old;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
-               : "=r"(old)
-               : "l"(counter)
-               : "memory");
-  return old;
-}
-
 // Writes this block's partial result. The last block of a row and head to arrive adds all partial
 // results into the reduction buffer and returns true. The other blocks return false. Called by all
 // threads.
@@ -889,7 +880,7 @@ __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
   }
   __syncthreads();  // the partial result is written; the reduction buffer may be overwritten
   if (threadIdx.x == 0) {
-    is_last = add_to_counter(args.plan.counters + partials.counter) == partials.count - 1;
+    is_last = increment_acq_rel(args.plan.counters + partials.counter) == partials.count - 1;
     if (is_last) args.plan.counters[partials.counter] = 0;
   }
   __syncthreads();
@@ -929,7 +920,7 @@ __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, cons
     const float base = fmaxf(sink, sums.running_max[j]);
     const float factor = exp2_fast(sums.running_max[j] - base);
     denominator = denominator * factor + exp2_fast(sink - base);
-    if (is_head && lane < 4) write_weight(args, heads, head, base, denominator);
+    if (is_head && lane < 4) write_lse(args, heads, head, base, denominator);
     const float own = factor / denominator;
     float results[S::kLength / 16][2];
 #pragma unroll

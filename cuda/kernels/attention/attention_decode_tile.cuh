@@ -2,11 +2,11 @@
 // layout in shared memory, and their use as MMA operands, for each format of the KV cache. Only for
 // .cu files.
 //
-// A part is 16 positions of a tile. Its keys are operand A of shape (16 positions, 16 elements),
-// its values operand A of shape (16 elements, 16 positions). Each format chooses which elements a
-// lane holds, because the sum over elements may be computed in any order: query_element and
-// sum_element return the element of a register for queries and for results. f16 uses ldmatrix; the
-// other formats load words of four codes.
+// A sub-tile is 16 positions of a tile. Its keys are operand A of shape (16 positions, 16
+// elements), its values operand A of shape (16 elements, 16 positions). Each format chooses which
+// elements a lane holds, because the sum over elements may be computed in any order: query_element
+// and sum_element return the element of a register for queries and for results. f16 uses ldmatrix;
+// the other formats load words of four codes.
 #pragma once
 
 #include "kernels/attention/attention_tile.cuh"
@@ -14,7 +14,7 @@
 namespace wcuda::kernels {
 
 // Positions of an MMA.
-constexpr int kPartPositions = 16;
+constexpr int kSubTilePositions = 16;
 
 __device__ __forceinline__ __half2 as_halves(uint32_t bits) {
   return *reinterpret_cast<const __half2*>(&bits);
@@ -64,11 +64,11 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact, kPositions> {
                       reinterpret_cast<const uint16_t*>(source)[i]);
   }
 
-  __device__ static __forceinline__ void score(uint32_t keys, int part, const KvPages&,
+  __device__ static __forceinline__ void score(uint32_t keys, int sub_tile, const KvPages&,
                                                const uint32_t (&queries)[kLength / 16][2],
                                                uint32_t lane, float (&scores)[4]) {
     float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const uint32_t row = part * kPartPositions + lane % 16;
+    const uint32_t row = sub_tile * kSubTilePositions + lane % 16;
 #pragma unroll
     for (int i = 0; i < kLength / 16; ++i) {
       uint32_t k[4];
@@ -79,16 +79,16 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact, kPositions> {
     for (int j = 0; j < 4; ++j) scores[j] += odd[j];
   }
 
-  // Computes sums += values * numerators. w0 and w1 are the registers of the numerators.
-  __device__ static __forceinline__ void add(uint32_t values, int part, const KvPages&, uint32_t w0,
-                                             uint32_t w1, uint32_t lane,
+  // Computes sums += values * numerators. p0 and p1 are the registers of the numerators.
+  __device__ static __forceinline__ void add(uint32_t values, int sub_tile, const KvPages&,
+                                             uint32_t p0, uint32_t p1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
-    const uint32_t row = part * kPartPositions + lane % 8 + lane / 16 * 8;
+    const uint32_t row = sub_tile * kSubTilePositions + lane % 8 + lane / 16 * 8;
 #pragma unroll
     for (int i = 0; i < kLength / 16; ++i) {
       uint32_t v[4];
       load_tiles_transposed(v, values + tile_offset<kLength * 2>(row, 2 * i + lane / 8 % 2));
-      mma_f16(sums[i], v, w0, w1);
+      mma_f16(sums[i], v, p0, p1);
     }
   }
 };
@@ -138,11 +138,11 @@ struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact, kPositions> : ByteElement
     return as_bits(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
   }
 
-  __device__ static __forceinline__ void score(uint32_t keys, int part, const KvPages&,
+  __device__ static __forceinline__ void score(uint32_t keys, int sub_tile, const KvPages&,
                                                const uint32_t (&queries)[kLength / 16][2],
                                                uint32_t lane, float (&scores)[4]) {
     float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const uint32_t row = part * kPartPositions + lane / 4;
+    const uint32_t row = sub_tile * kSubTilePositions + lane / 4;
 #pragma unroll
     for (int i = 0; i < kLength / 16; ++i) {
       const uint32_t low = load_shared_32(keys + tile_offset<kLength>(row, i) + lane % 4 * 4);
@@ -154,24 +154,25 @@ struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact, kPositions> : ByteElement
     for (int j = 0; j < 4; ++j) scores[j] += odd[j];
   }
 
-  __device__ static __forceinline__ void add(uint32_t values, int part, const KvPages&, uint32_t w0,
-                                             uint32_t w1, uint32_t lane,
+  __device__ static __forceinline__ void add(uint32_t values, int sub_tile, const KvPages&,
+                                             uint32_t p0, uint32_t p1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
 #pragma unroll
     for (int b = 0; b < kLength / 32; ++b) {
       uint32_t codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        codes[i] = load_shared_32(
-            values +
-            tile_offset<kLength>(part * kPartPositions + value_row(i, lane), 2 * b + lane / 16) +
-            lane / 4 % 4 * 4);
+        codes[i] =
+            load_shared_32(values +
+                           tile_offset<kLength>(sub_tile * kSubTilePositions + value_row(i, lane),
+                                                2 * b + lane / 16) +
+                           lane / 4 % 4 * 4);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         const uint32_t low = __byte_perm(codes[0], codes[1], m == 0 ? 0x5140 : 0x7362);
         const uint32_t high = __byte_perm(codes[2], codes[3], m == 0 ? 0x5140 : 0x7362);
         const uint32_t v[4] = {expand(low), expand(low >> 16), expand(high), expand(high >> 16)};
-        mma_f16(sums[2 * b + m], v, w0, w1);
+        mma_f16(sums[2 * b + m], v, p0, p1);
       }
     }
   }
@@ -270,10 +271,11 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions>
     return half_to_float(static_cast<uint16_t>(word.scale));
   }
 
-  __device__ static __forceinline__ void score(uint32_t keys, int part, const KvPages& pages,
+  __device__ static __forceinline__ void score(uint32_t keys, int sub_tile, const KvPages& pages,
                                                const uint32_t (&queries)[kLength / 16][2],
                                                uint32_t lane, float (&scores)[4]) {
-    const uint32_t low_row = keys + (part * kPartPositions + lane / 4) * Rows::row_bytes(pages);
+    const uint32_t low_row =
+        keys + (sub_tile * kSubTilePositions + lane / 4) * Rows::row_bytes(pages);
     const uint32_t high_row = low_row + 8 * Rows::row_bytes(pages);
 #pragma unroll
     for (int b = 0; b < kLength / 32; ++b) {
@@ -299,14 +301,14 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions>
     }
   }
 
-  __device__ static __forceinline__ void add(uint32_t values, int part, const KvPages& pages,
-                                             uint32_t w0, uint32_t w1, uint32_t lane,
+  __device__ static __forceinline__ void add(uint32_t values, int sub_tile, const KvPages& pages,
+                                             uint32_t p0, uint32_t p1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
     uint32_t rows[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      rows[i] =
-          values + (part * kPartPositions + Rows::value_row(i, lane)) * Rows::row_bytes(pages);
+      rows[i] = values +
+                (sub_tile * kSubTilePositions + Rows::value_row(i, lane)) * Rows::row_bytes(pages);
 #pragma unroll
     for (int b = 0; b < kLength / 32; ++b) {
       if (!kExact && b * 32u >= pages.head_length) break;
@@ -324,7 +326,7 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact, kPositions>
                                as_bits(__hmul2(expand(low, 1), low_scale)),
                                as_bits(__hmul2(expand(high, 0), high_scale)),
                                as_bits(__hmul2(expand(high, 1), high_scale))};
-        mma_f16(sums[2 * b + m], v, w0, w1);
+        mma_f16(sums[2 * b + m], v, p0, p1);
       }
     }
   }
@@ -341,11 +343,12 @@ struct DecodeTile<kLength, KvFormat::kInt10, kExact, kPositions>
     return {kExact ? uint32_t{kLength} : pages.head_length, is_odd_row};
   }
 
-  __device__ static __forceinline__ void score(uint32_t keys, int part, const KvPages& pages,
+  __device__ static __forceinline__ void score(uint32_t keys, int sub_tile, const KvPages& pages,
                                                const uint32_t (&queries)[kLength / 16][2],
                                                uint32_t lane, float (&scores)[4]) {
     const Int10Row at = offsets(pages, lane / 4 % 2 == 1);
-    const uint32_t low_row = keys + (part * kPartPositions + lane / 4) * Rows::row_bytes(pages);
+    const uint32_t low_row =
+        keys + (sub_tile * kSubTilePositions + lane / 4) * Rows::row_bytes(pages);
     const uint32_t high_row = low_row + 8 * Rows::row_bytes(pages);
 #pragma unroll
     for (int b = 0; b < kLength / 64; ++b) {
@@ -372,16 +375,16 @@ struct DecodeTile<kLength, KvFormat::kInt10, kExact, kPositions>
     }
   }
 
-  __device__ static __forceinline__ void add(uint32_t values, int part, const KvPages& pages,
-                                             uint32_t w0, uint32_t w1, uint32_t lane,
+  __device__ static __forceinline__ void add(uint32_t values, int sub_tile, const KvPages& pages,
+                                             uint32_t p0, uint32_t p1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
     // Rows 0 and 1, and 2 and 3, are neighbours: an even and an odd one.
     const Int10Row at[2] = {offsets(pages, false), offsets(pages, true)};
     uint32_t rows[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      rows[i] =
-          values + (part * kPartPositions + Rows::value_row(i, lane)) * Rows::row_bytes(pages);
+      rows[i] = values +
+                (sub_tile * kSubTilePositions + Rows::value_row(i, lane)) * Rows::row_bytes(pages);
 #pragma unroll
     for (int b = 0; b < kLength / 64; ++b) {
       if (!kExact && b * 64u >= pages.head_length) break;
@@ -411,7 +414,7 @@ struct DecodeTile<kLength, KvFormat::kInt10, kExact, kPositions>
                                  as_bits(__hmul2(low.halves(1), low_scale)),
                                  as_bits(__hmul2(high.halves(0), high_scale)),
                                  as_bits(__hmul2(high.halves(1), high_scale))};
-          mma_f16(sums[4 * b + 2 * half + m], v, w0, w1);
+          mma_f16(sums[4 * b + 2 * half + m], v, p0, p1);
         }
       }
     }

@@ -1,9 +1,10 @@
 // attention_join: adds up the partial results of rows that share pages.
 //
 // A warp takes one row and query head: the results for the splits of the shared pages, in f16, and
-// that for the row's other pages, in f32. Each is normalized, and has the base-2 logarithm of its
-// denominator as weight. Lane l reads the weight of partial result l, and elements 4l to 4l + 3 of
-// all of them, all in flight at once. A row without shared pages is copied.
+// that for the row's other pages, in f32. Each is normalized; its factor in the sum is 2^lse, where
+// lse is its base-2 log-sum-exp (attention_plan.h). Lane l reads the lse of partial result l, and
+// elements 4l to 4l + 3 of all of them, all in flight at once. A row without shared pages is
+// copied.
 //
 // Bytes moved: 2 * head_length for each split, 4 * head_length for the row's own, and the result.
 #include <cuda_fp16.h>
@@ -40,10 +41,9 @@ __global__ void __launch_bounds__(kJoinWarps * 32)
   dependent_wait();
   if (!is_there) return;  // the whole warp
 
-  const float weight = lane < count
-                           ? __ldcg(plan.shared_weights + place * plan.shared_splits + lane)
-                       : lane == count ? __ldcg(plan.own_weights + place)
-                                       : -INFINITY;
+  const float lse = lane < count    ? __ldcg(plan.shared_lse + place * plan.shared_splits + lane)
+                    : lane == count ? __ldcg(plan.own_lse + place)
+                                    : -INFINITY;
   const bool has_elements = lane * 4 < n;
   uint2 splits[kSharedSplitsMax];
 #pragma unroll
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kJoinWarps * 32)
   const float4 own =
       has_elements ? __ldcg(reinterpret_cast<const float4*>(plan.own_results + place * n) + lane)
                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const float factor = exp2_fast(weight - head_max(weight));
+  const float factor = exp2_fast(lse - head_max(lse));
   const float total = head_sum(factor);
   const float own_share = __shfl_sync(~0u, factor, count);
   float4 sums =

@@ -86,13 +86,14 @@ struct AttentionPlan {
   uint32_t* shared_tile_count = nullptr;
   SharedTile* shared_tiles = nullptr;  // (kSharedPartialRows)
   // (rows, query heads): queries in f16, times scale * log2(e); (rows, query heads, shared_splits):
-  // halved results in f16, as the values are, and the base-2 logarithms of their denominators;
-  // (rows, query heads): results, and the same, for a row's own pages
+  // halved results in f16, as the values are, and their log-sum-exp: the running maximum plus the
+  // base-2 logarithm of the denominator; (rows, query heads): the same for a row's own pages, with
+  // results in f32
   uint16_t* shared_queries = nullptr;
   uint16_t* shared_results = nullptr;
-  float* shared_weights = nullptr;
+  float* shared_lse = nullptr;
   float* own_results = nullptr;
-  float* own_weights = nullptr;
+  float* own_lse = nullptr;
   uint32_t cluster_blocks = 0;  // of a group; 0: groups are no clusters
   // Prefill items that are divided between blocks: partial results (blocks, 2, warpgroups, vectors,
   // threads), and counters (blocks, warpgroups), which are zero between launches. May be null:

@@ -535,7 +535,7 @@ __device__ __forceinline__ void write_split(const AttentionKernelArgs& args,
     factor[r] = __fdividef(kOperandFactor, denominator);
     const uint32_t row = first_row + lane / 4 + r * 8;
     if (lane % 4 == 0 && row < item.token_count)
-      args.plan.shared_weights[place_of(row)] = softmax.running_max[r] + __log2f(denominator);
+      args.plan.shared_lse[place_of(row)] = softmax.running_max[r] + __log2f(denominator);
   }
 #pragma unroll
   for (uint32_t i = 0; i < kChunks; i += 2) {

@@ -23,18 +23,6 @@ constexpr float kLog2E = 1.44269504088896340736f;
 
 // ---- tensor cores ----
 
-__device__ __forceinline__ void load_tiles_transposed(uint32_t (&tiles)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ uint32_t transpose_tile(uint32_t tile) {
-  uint32_t out;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(tile));
-  return out;
-}
-
 __device__ __forceinline__ uint32_t pack_halves(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);

@@ -117,21 +117,11 @@ __device__ inline void copy_weights(const FusedParams& params, const FusedPartit
 __device__ inline void wait_for_others(const FusedParams& params, uint8_t* shared) {
   Barriers& all = *reinterpret_cast<Barriers*>(shared + params.barriers_offset);
   mbarrier_wait(shared_address(&all.staged), 0);
-  uint64_t before, now;  // totals over all launches; each adds its number of CTAs
-  asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;"
-               : "=l"(before)
-               : "l"(params.arrivals)
-               : "memory");
+  // Counts arrivals over all launches; each adds its number of CTAs.
+  const uint64_t before = increment_acq_rel(params.arrivals);
   const uint64_t all_ctas = (before / gridDim.x + 1) * gridDim.x;
   SpinLimit spins;
-  for (;;) {
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
-                 : "=l"(now)
-                 : "l"(params.arrivals)
-                 : "memory");
-    if (now >= all_ctas) break;
-    spins.count();
-  }
+  while (load_acquire_64(params.arrivals) < all_ctas) spins.count();
 }
 
 // Clears a CTA's part of the mailboxes. Called by all threads.

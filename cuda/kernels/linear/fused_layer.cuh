@@ -26,13 +26,13 @@ __device__ __forceinline__ void stage_x(const FusedParams& params, const FusedLa
   // (H200, 8B Q4_K_M at position 0: 675 tokens per second with all words, 691 with one).
   SpinLimit spins;
   if (!is_first && warp < k_tiles)
-    while (load_word(inputs + (warp + 1) * kKTileInputs - 1) == kMissing) spins.count();
+    while (load_relaxed_32(inputs + (warp + 1) * kKTileInputs - 1) == kMissing) spins.count();
   float4 x[2][2];
   const auto load = [&](uint32_t i, uint32_t k_tile) {
     if (k_tile >= k_tiles) return;
     const float* const place = inputs + k_tile * kKTileInputs + lane * 8;
-    x[i][0] = load_now(place);
-    x[i][1] = load_now(place + 4);
+    x[i][0] = load_relaxed_float4(place);
+    x[i][1] = load_relaxed_float4(place + 4);
   };
   load(0, warp);
   load(1, warp + kWarps);
@@ -94,7 +94,7 @@ __device__ __forceinline__ void add_splits(const FusedLayer& layer, uint32_t war
     for (;;) {
 #pragma unroll
       for (uint32_t i = 0; i < kSplitsAtOnce; ++i)
-        v[i] = load_word(sums + min(first + i, layer.k_splits - 1) * stride);
+        v[i] = load_relaxed_32(sums + min(first + i, layer.k_splits - 1) * stride);
       bool has_all = true;
 #pragma unroll
       for (uint32_t i = 0; i < kSplitsAtOnce; ++i) has_all &= v[i] != kMissing;

@@ -7,6 +7,7 @@
 #include "kernels/linear/persistent_plan.h"
 #include "kernels/linear/tile_k.cuh"
 #include "kernels/ptx/bulk_copy.cuh"
+#include "kernels/ptx/memory_order.cuh"
 #include "kernels/ptx/named_barrier.cuh"
 #include "kernels/ptx/pipeline.cuh"
 #include "kernels/ptx/shared_address.cuh"
@@ -132,22 +133,6 @@ __device__ __forceinline__ void sync_consumers() { named_barrier_sync<1>(kWarps 
 //     (acquire), each clears its part of the mailbox. The next launch reads and writes mailboxes
 //     only after dependent_wait(), when this launch has ended.
 
-__device__ __forceinline__ float4 load_now(const float* place) {
-  float4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(place)
-               : "memory");
-  return v;
-}
-__device__ __forceinline__ uint32_t load_word(const void* place) {
-  uint32_t v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(place) : "memory");
-  return v;
-}
-__device__ __forceinline__ void store_word(float* place, uint32_t v) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(place), "r"(v) : "memory");
-}
 // Traps after kSpinsMax polls.
 class SpinLimit {
  public:
@@ -165,16 +150,16 @@ __device__ __forceinline__ bool is_missing(const float4& v) {
 
 // Sends an output; 0 is sent as -0.
 __device__ __forceinline__ void send(float* place, float value) {
-  store_word(place, __float_as_uint(value) == kMissing ? 0x80000000 : __float_as_uint(value));
+  store_relaxed_32(place, __float_as_uint(value) == kMissing ? 0x80000000 : __float_as_uint(value));
 }
 
 // Reads the addend of an output.
 __device__ __forceinline__ float read_addend(const FusedLayer& layer, const float* place) {
-  uint32_t value = load_word(place);
+  uint32_t value = load_relaxed_32(place);
   SpinLimit spins;
   while (layer.is_addend_awaited && value == kMissing) {
     spins.count();
-    value = load_word(place);
+    value = load_relaxed_32(place);
   }
   return __uint_as_float(value);
 }

@@ -55,29 +55,30 @@ __device__ inline void load_rows(const Params& params, uint64_t m_tile, uint64_t
   }
 }
 
-// Unit: the widest unsigned integer that never contains bytes of two pieces.
-template <class Unit>
+// Access: the widest unsigned integer that never contains bytes of two pieces.
+template <class Access>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) repack_kernel(const Params params) {
-  constexpr uint32_t kUnits = sizeof(uint32_t) / sizeof(Unit);  // of a word of a packed tile
+  constexpr uint32_t kAccesses = sizeof(uint32_t) / sizeof(Access);  // of a word of a packed tile
   __shared__ alignas(16) uint8_t shared[kMTileRows * kSharedRowBytes];
-  // map[unit of a packed tile] = its offset in shared memory, in units, for the item's first packed
-  // tile.
-  __shared__ alignas(4) uint16_t map[kPackedTileBytesMax / (sizeof(Unit) == 1 ? 4 : sizeof(Unit))];
+  // map[access of a packed tile] = its offset in shared memory, in accesses, for the item's first
+  // packed tile.
+  __shared__ alignas(4)
+      uint16_t map[kPackedTileBytesMax / (sizeof(Access) == 1 ? 4 : sizeof(Access))];
 
   const TileLayout& layout = params.layout;
   const uint32_t row_bytes_of_tile = uint32_t{layout.blocks} * layout.block_bytes;
   const uint32_t packed_tile_words = layout.packed_tile_bytes() / sizeof(uint32_t);
-  const uint32_t row_units = row_bytes_of_tile / sizeof(Unit);
-  for (uint32_t i = threadIdx.x; i < kMTileRows * row_units; i += kThreads) {
-    const uint32_t row = i / row_units, byte = i % row_units * sizeof(Unit);
+  const uint32_t row_accesses = row_bytes_of_tile / sizeof(Access);
+  for (uint32_t i = threadIdx.x; i < kMTileRows * row_accesses; i += kThreads) {
+    const uint32_t row = i / row_accesses, byte = i % row_accesses * sizeof(Access);
     const uint32_t place =
         packed_tile_offset(layout, row, byte / layout.block_bytes, byte % layout.block_bytes);
-    map[place / sizeof(Unit)] =
-        static_cast<uint16_t>((row * kSharedRowBytes + byte) / sizeof(Unit));
+    map[place / sizeof(Access)] =
+        static_cast<uint16_t>((row * kSharedRowBytes + byte) / sizeof(Access));
   }
   __syncthreads();
 
-  auto* units = reinterpret_cast<Unit*>(shared);
+  auto* accesses = reinterpret_cast<Access*>(shared);
   for (uint64_t item = blockIdx.x; item < params.item_count; item += gridDim.x) {
     const uint64_t m_tile = item / params.run_count;
     const uint32_t first = static_cast<uint32_t>(item % params.run_count) * kRunPackedTiles;
@@ -99,9 +100,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) repack_kernel(const Pa
       const uint32_t packed_tile = i / packed_tile_words, word = i % packed_tile_words;
       uint32_t value = 0;
 #pragma unroll
-      for (uint32_t u = 0; u < kUnits; ++u)
-        value |= uint32_t{units[map[word * kUnits + u] + packed_tile * row_units]}
-                 << (8 * sizeof(Unit) * u);
+      for (uint32_t u = 0; u < kAccesses; ++u)
+        value |= uint32_t{accesses[map[word * kAccesses + u] + packed_tile * row_accesses]}
+                 << (8 * sizeof(Access) * u);
       words[i] = value;
     }
     __syncthreads();
@@ -128,7 +129,7 @@ uint32_t element_bytes(uint32_t type) {
   return type == TensorType::kF16 || type == TensorType::kBF16 ? 2 : 0;
 }
 
-uint32_t unit_bytes(const TileLayout& layout) {
+uint32_t access_bytes(const TileLayout& layout) {
   uint32_t bits = layout.block_bytes;
   for (uint32_t p = 0; p < layout.field_count; ++p)
     bits |= uint32_t{layout.fields[p].offset} | layout.fields[p].piece_bytes;
@@ -172,7 +173,7 @@ cudaError_t repack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_r
   const uint64_t resident = static_cast<uint64_t>(sm_count) * kBlocksPerSm;
   const auto blocks =
       static_cast<uint32_t>(params.item_count < resident ? params.item_count : resident);
-  switch (unit_bytes(layout)) {
+  switch (access_bytes(layout)) {
     case 4:
       repack_kernel<uint32_t><<<blocks, kThreads, 0, stream>>>(params);
       break;

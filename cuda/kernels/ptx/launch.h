@@ -1,4 +1,8 @@
-// The launch of every kernel of the library.
+// The launch of the kernels that run within a step of a model: those of linear, attention, step and
+// sampling. Such kernels may overlap with the one before (programmatic dependent launch), may need
+// clusters, and share one carveout. The kernels of memory and of catalogue are launched with
+// <<<>>>: they start when the one before has ended, and have neither clusters nor dynamic shared
+// memory.
 #pragma once
 
 #if defined(__CUDACC__)

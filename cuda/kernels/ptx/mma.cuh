@@ -26,7 +26,22 @@ __device__ __forceinline__ void load_tiles(uint32_t (&tiles)[4], uint32_t addres
                : "memory");
 }
 
-// The reverse. Needs compute capability 9.0.
+// The same with each tile transposed: row 2t and 2t + 1, column g.
+__device__ __forceinline__ void load_tiles_transposed(uint32_t (&tiles)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Transposes an 8 x 8 tile of f16 between the lanes of a warp.
+__device__ __forceinline__ uint32_t transpose_tile(uint32_t tile) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(tile));
+  return out;
+}
+
+// The reverse of load_tiles. Needs compute capability 9.0.
 __device__ __forceinline__ void store_tiles(uint32_t address, const uint32_t (&tiles)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(tiles[0]), "r"(tiles[1]), "r"(tiles[2]), "r"(tiles[3])

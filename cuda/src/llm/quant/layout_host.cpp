@@ -13,7 +13,7 @@
 namespace wcuda::quant {
 namespace {
 
-// Fields by offset, unit bytes, unit count; together they are the whole block.
+// Fields by offset, piece bytes, piece count; together they are the whole block.
 constexpr HostTileLayout kHostTileLayouts[] = {
     {TensorType::kF32, 1, {{0, 4, 1}}},
     {TensorType::kF16, 1, {{0, 2, 1}}},
@@ -66,21 +66,21 @@ Result<HostShape> find_shape(uint32_t type, Layout layout, uint32_t cols) {
 }
 
 // Copies one field of `lane_count` rows, the first of which is lane `lane` of its M-tile.
-template <class Unit, bool kPack>
+template <class Piece, bool kPack>
 void copy_field(const HostTileField& field, uint32_t lane, uint32_t lane_count, uint64_t row_bytes,
                 std::conditional_t<kPack, const uint8_t, uint8_t>* blocks,
                 std::conditional_t<kPack, uint8_t, const uint8_t>* packed_tile) {
   auto* source = blocks + field.offset;
-  auto* packed = packed_tile + uint64_t{field.offset} * kMTileRows + lane * sizeof(Unit);
-  for (uint32_t unit = 0; unit < field.unit_count; ++unit) {
+  auto* packed = packed_tile + uint64_t{field.offset} * kMTileRows + lane * sizeof(Piece);
+  for (uint32_t p = 0; p < field.piece_count; ++p) {
     for (uint32_t i = 0; i < lane_count; ++i) {
       if constexpr (kPack)
-        std::memcpy(packed + i * sizeof(Unit), source + i * row_bytes, sizeof(Unit));
+        std::memcpy(packed + i * sizeof(Piece), source + i * row_bytes, sizeof(Piece));
       else
-        std::memcpy(source + i * row_bytes, packed + i * sizeof(Unit), sizeof(Unit));
+        std::memcpy(source + i * row_bytes, packed + i * sizeof(Piece), sizeof(Piece));
     }
-    source += sizeof(Unit);
-    packed += kMTileRows * sizeof(Unit);
+    source += sizeof(Piece);
+    packed += kMTileRows * sizeof(Piece);
   }
 }
 
@@ -97,10 +97,10 @@ void copy_rows(const HostShape& shape, uint32_t first_row, uint32_t row_count,
     for (uint64_t block = 0; block < shape.block_count; ++block) {
       for (uint32_t i = 0; i < shape.format->field_count; ++i) {
         const HostTileField& field = shape.format->fields[i];
-        if (field.unit_bytes == 4)
+        if (field.piece_bytes == 4)
           copy_field<uint32_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks,
                                       packed_tile);
-        else if (field.unit_bytes == 2)
+        else if (field.piece_bytes == 2)
           copy_field<uint16_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks,
                                       packed_tile);
         else

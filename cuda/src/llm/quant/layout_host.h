@@ -2,8 +2,8 @@
 //
 // 16 consecutive rows are an M-tile. An M-tile is a run of packed tiles, one for each block of a
 // row, in the order of the columns; a packed tile holds that block of all 16 rows. In a packed tile
-// the fields of the block keep their order, and within a field unit u of row r (a unit is 1, 2
-// or 4 bytes) is at (u * 16 + r): one vector load gives the same unit of 16 rows. Rows past the end
+// the fields of the block keep their order, and within a field piece p of row r (a piece is 1, 2 or
+// 4 bytes) is at (p * 16 + r): one vector load gives the same piece of 16 rows. Rows past the end
 // of the matrix are zero bytes.
 #pragma once
 
@@ -15,11 +15,11 @@
 
 namespace wcuda::quant {
 
-// One field of a block, as units of `unit_bytes` (1, 2 or 4).
+// One field of a block, as pieces of `piece_bytes` (1, 2 or 4).
 struct HostTileField {
   uint16_t offset;  // bytes from the start of the block; in the tile at offset * kMTileRows
-  uint16_t unit_bytes;
-  uint16_t unit_count;
+  uint16_t piece_bytes;
+  uint16_t piece_count;
 };
 
 struct HostTileLayout {

@@ -26,7 +26,7 @@ TEST(LayoutHost, fields_cover_each_block_exactly) {
     uint32_t end = 0;
     for (uint32_t i = 0; i < format->field_count; ++i) {
       EXPECT_EQ(format->fields[i].offset, end) << type;
-      end += format->fields[i].unit_bytes * format->fields[i].unit_count;
+      end += format->fields[i].piece_bytes * format->fields[i].piece_count;
     }
     EXPECT_EQ(end, find_format(type)->block_bytes) << type;
   }
@@ -71,7 +71,7 @@ TEST(LayoutHost, packing_in_parts_equals_packing_at_once_and_clears_padding) {
   EXPECT_EQ(parts, once);
 }
 
-TEST(LayoutHost, a_unit_of_16_rows_is_contiguous) {
+TEST(LayoutHost, a_piece_of_16_rows_is_contiguous) {
   const uint32_t cols = 64;  // two Q4_1 blocks: d m (2 bytes each), 16 bytes of quants
   const auto file = random_bytes(16 * 40, 3);
   std::vector<uint8_t> packed(16 * 40);
@@ -83,7 +83,7 @@ TEST(LayoutHost, a_unit_of_16_rows_is_contiguous) {
     const uint8_t* packed_tile = packed.data() + 16 * 20;
     EXPECT_EQ(packed_tile[row * 2], block[0]);                                  // d
     EXPECT_EQ(packed_tile[32 + row * 2 + 1], block[3]);                         // m
-    EXPECT_EQ(packed_tile[64 + (2 * 16 + row) * 4 + 1], block[4 + 2 * 4 + 1]);  // unit 2 of qs
+    EXPECT_EQ(packed_tile[64 + (2 * 16 + row) * 4 + 1], block[4 + 2 * 4 + 1]);  // piece 2 of qs
   }
 }
 

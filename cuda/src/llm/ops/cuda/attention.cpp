@@ -84,9 +84,9 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Arena* ar
   plan.shared_tiles = arena->take<kernels::SharedTile>(kernels::kSharedPartialRows);
   plan.shared_queries = arena->take<uint16_t>(sizes.own_heads * limits.head_length);
   plan.shared_results = arena->take<uint16_t>(sizes.shared_heads * limits.head_length);
-  plan.shared_weights = arena->take<float>(sizes.shared_heads);
+  plan.shared_lse = arena->take<float>(sizes.shared_heads);
   plan.own_results = arena->take<float>(sizes.own_heads * limits.head_length);
-  plan.own_weights = arena->take<float>(sizes.own_heads);
+  plan.own_lse = arena->take<float>(sizes.own_heads);
   if (sizes.prefill_partials != 0) {
     plan.prefill_partials = arena->take<float4>(sizes.prefill_partials);
     plan.prefill_counters = arena->take<uint32_t>(sizes.prefill_counters);

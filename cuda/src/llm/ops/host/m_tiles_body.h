@@ -41,10 +41,10 @@ struct PackedTile {
   const uint8_t* bytes;
   uint32_t first_row;
 
-  // Returns the 4-byte unit `unit` of the field at `offset` in the block.
-  WCUDA_INLINE_MEMBER UintVec units(uint32_t offset, uint32_t unit) const {
+  // Returns dword `index` (4 bytes) of the field at `offset` in the block.
+  WCUDA_INLINE_MEMBER UintVec dwords(uint32_t offset, uint32_t index) const {
     UintVec v;
-    __builtin_memcpy(&v, bytes + (offset + unit * 4) * kMTileRows + first_row * 4, sizeof v);
+    __builtin_memcpy(&v, bytes + (offset + index * 4) * kMTileRows + first_row * 4, sizeof v);
     return v;
   }
   // Returns the 16 bits at `offset` in the block.
@@ -222,9 +222,9 @@ struct Simple : Format<kCodeBytes + (kHasMinimum ? 4 : 2), 1, 1, kOffset, 0, kHa
 };
 
 // Returns codes of 4 bits: the low nibbles of 16 bytes, then the high nibbles.
-WCUDA_INLINE UintVec nibbles(const PackedTile& tile, uint32_t offset, uint32_t unit, uint32_t c) {
-  const UintVec units = tile.units(offset, unit + c % 4);
-  return c < 4 ? low_nibbles(units) : high_nibbles(units);
+WCUDA_INLINE UintVec nibbles(const PackedTile& tile, uint32_t offset, uint32_t first, uint32_t c) {
+  const UintVec dwords = tile.dwords(offset, first + c % 4);
+  return c < 4 ? low_nibbles(dwords) : high_nibbles(dwords);
 }
 
 template <bool kHasMinimum>
@@ -239,7 +239,7 @@ template <bool kHasMinimum>
 struct Q5 : Simple<20, kHasMinimum ? 0 : 16, kHasMinimum> {  // Q5_0, Q5_1
   template <uint32_t>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Scales&, uint32_t, uint32_t c) {
-    const UintVec fifth = spread_bits(tile.units(Q5::kCodesAt, 0), c) & 0x10101010u;
+    const UintVec fifth = spread_bits(tile.dwords(Q5::kCodesAt, 0), c) & 0x10101010u;
     return nibbles(tile, Q5::kCodesAt + 4, 0, c) | fifth;
   }
 };
@@ -247,7 +247,7 @@ struct Q5 : Simple<20, kHasMinimum ? 0 : 16, kHasMinimum> {  // Q5_0, Q5_1
 struct Q8_0 : Simple<32, 128, false> {
   template <uint32_t>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Scales&, uint32_t, uint32_t c) {
-    return tile.units(kCodesAt, c) ^ 0x80808080u;
+    return tile.dwords(kCodesAt, c) ^ 0x80808080u;
   }
 };
 
@@ -259,7 +259,7 @@ struct QK : Format<kHasFifthBit ? 176 : 144, 8, 2, 0, 1, 1> {  // Q4_K, Q5_K: fa
     Vec minimums[8];
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
-    const UintVec low = tile.units(4, 0), middle = tile.units(4, 1), high = tile.units(4, 2);
+    const UintVec low = tile.dwords(4, 0), middle = tile.dwords(4, 1), high = tile.dwords(4, 2);
     const Vec minimum = -tile.sum_halves(2);
     const UintVec factors[2] = {low & 0x3f3f3f3fu, low_nibbles(high) | (low >> 2 & 0x30303030u)};
     const UintVec minimums[2] = {middle & 0x3f3f3f3fu,
@@ -279,10 +279,10 @@ struct QK : Format<kHasFifthBit ? 176 : 144, 8, 2, 0, 1, 1> {  // Q4_K, Q5_K: fa
   }
   template <uint32_t kPart>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
-    const UintVec units = tile.units(kHasFifthBit ? 48 : 16, first / 2 * 8 + c);
-    const UintVec low = kPart == 0 ? low_nibbles(units) : high_nibbles(units);
+    const UintVec dwords = tile.dwords(kHasFifthBit ? 48 : 16, first / 2 * 8 + c);
+    const UintVec low = kPart == 0 ? low_nibbles(dwords) : high_nibbles(dwords);
     if constexpr (!kHasFifthBit) return low;
-    return low | (tile.units(16, c) >> first << (4 - kPart) & 0x10101010u);
+    return low | (tile.dwords(16, c) >> first << (4 - kPart) & 0x10101010u);
   }
 };
 
@@ -298,7 +298,7 @@ struct Q6_K : Format<210, 8, 4, 32, 2, 0> {  // a signed 8-bit factor for 16 col
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
     return {tile.sum_halves(208),
-            {tile.units(192, 0), tile.units(192, 1), tile.units(192, 2), tile.units(192, 3)}};
+            {tile.dwords(192, 0), tile.dwords(192, 1), tile.dwords(192, 2), tile.dwords(192, 3)}};
   }
   template <uint32_t kPart>
   WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
@@ -309,8 +309,8 @@ struct Q6_K : Format<210, 8, 4, 32, 2, 0> {  // a signed 8-bit factor for 16 col
   }
   template <uint32_t kPart>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
-    const UintVec low = tile.units(0, first * 4 + kPart % 2 * 8 + c);
-    const UintVec high = tile.units(128, first * 2 + c);
+    const UintVec low = tile.dwords(0, first * 4 + kPart % 2 * 8 + c);
+    const UintVec high = tile.dwords(128, first * 2 + c);
     const UintVec moved = kPart < 3 ? high << (4 - kPart * 2) % 8 : high >> 2;
     return (kPart < 2 ? low_nibbles(low) : high_nibbles(low)) | (moved & 0x30303030u);
   }
@@ -324,7 +324,7 @@ struct Q2_K : Format<84, 8, 4, 0, 2, 2> {  // a factor and a minimum of 4 bits f
   WCUDA_INLINE Head head(const PackedTile& tile) {
     return {tile.sum_halves(80),
             -tile.sum_halves(82),
-            {tile.units(0, 0), tile.units(0, 1), tile.units(0, 2), tile.units(0, 3)}};
+            {tile.dwords(0, 0), tile.dwords(0, 1), tile.dwords(0, 2), tile.dwords(0, 3)}};
   }
   template <uint32_t kPart>
   WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
@@ -336,7 +336,7 @@ struct Q2_K : Format<84, 8, 4, 0, 2, 2> {  // a factor and a minimum of 4 bits f
   }
   template <uint32_t kPart>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
-    return tile.units(16, first * 2 + c) >> (2 * kPart) & 0x03030303u;
+    return tile.dwords(16, first * 2 + c) >> (2 * kPart) & 0x03030303u;
   }
 };
 
@@ -346,7 +346,7 @@ struct Q3_K : Format<110, 8, 4, 4, 2, 0> {  // a factor of 6 bits for 16 columns
     UintVec factors[4];  // of two parts each, signed bytes
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
-    const UintVec low[2] = {tile.units(96, 0), tile.units(96, 1)}, high = tile.units(96, 2);
+    const UintVec low[2] = {tile.dwords(96, 0), tile.dwords(96, 1)}, high = tile.dwords(96, 2);
     Head head;
     head.scale = tile.sum_halves(108);
     WCUDA_UNROLL
@@ -366,8 +366,8 @@ struct Q3_K : Format<110, 8, 4, 4, 2, 0> {  // a factor of 6 bits for 16 columns
   }
   template <uint32_t kPart>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
-    const UintVec low = tile.units(32, first * 2 + c) >> (2 * kPart) & 0x03030303u;
-    return low | (tile.units(0, c) >> first >> kPart & 0x01010101u) << 2;
+    const UintVec low = tile.dwords(32, first * 2 + c) >> (2 * kPart) & 0x03030303u;
+    return low | (tile.dwords(0, c) >> first >> kPart & 0x01010101u) << 2;
   }
 };
 
@@ -394,7 +394,7 @@ struct IQ4_XS : Format<136, 8, 1, 128, 1, 0> {  // a factor of 6 bits for 32 col
     IntVec factors[8];
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
-    const UintVec low = tile.units(4, 0), high = tile.words(2);
+    const UintVec low = tile.dwords(4, 0), high = tile.words(2);
     Head head;
     head.scale = tile.sum_halves(0);
     WCUDA_UNROLL
@@ -437,7 +437,7 @@ struct IQ3_S : Format<110, 8, 1, 16, 1, 0> {  // an odd factor of 5 bits for 32 
     decltype(iq3_s_table()) table;
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
-    const UintVec bits = tile.units(106, 0);
+    const UintVec bits = tile.dwords(106, 0);
     Head head;
     head.scale = tile.sum_halves(0);
     head.table = iq3_s_table();
@@ -451,9 +451,9 @@ struct IQ3_S : Format<110, 8, 1, 16, 1, 0> {  // an odd factor of 5 bits for 32 
   }
   template <uint32_t>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head& head, uint32_t first, uint32_t c) {
-    const CodeVec levels = (CodeVec)look_up_iq3_s(head.table, tile.units(2, first * 2 + c / 4),
-                                                  tile.units(66, first / 4) >> (first % 4 * 8), c);
-    const UintVec signs = spread_bits(tile.units(74, first), c);
+    const CodeVec levels = (CodeVec)look_up_iq3_s(head.table, tile.dwords(2, first * 2 + c / 4),
+                                                  tile.dwords(66, first / 4) >> (first % 4 * 8), c);
+    const UintVec signs = spread_bits(tile.dwords(74, first), c);
     return (UintVec)((levels ^ (CodeVec)signs) - (CodeVec)signs + static_cast<int8_t>(16));
   }
 };
