@@ -38,6 +38,8 @@ bool plan_layer(const PersistentLayerShape& shape, uint32_t ctas, PersistentLaye
     layer->k_tiles = kSplitKTiles;
     for (uint32_t& of_problem : layer->items) of_problem *= layer->k_splits;
     layer->rows_each = round_up(divide_up(shape.rows[0], ctas), quant::kMTileRows);
+    // Each warp adds the K-splits of one M-tile.
+    if (m_tiles_of(layer->rows_each) > kWarps) return false;
   }
   // Divides the CTAs in proportion to the bytes of the problems.
   const double first = double{kKTileBytes[0]} * layer->items[0];

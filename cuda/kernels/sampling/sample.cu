@@ -16,6 +16,7 @@
 #include "kernels/ptx/launch.h"
 #include "kernels/sampling/sample_changes.cuh"
 #include "kernels/sampling/sample_list.cuh"
+#include "kernels/sampling/sample_plan.h"
 #include "kernels/sampling/sample_select.cuh"
 #include "kernels/sampling/sample_stream.cuh"
 
@@ -250,77 +251,20 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
 
 // ---- the launcher ----
 
-// Returns the most shared memory of a block, by compute capability (CUDA programming guide, table
-// of technical specifications).
-uint32_t shared_bytes_max(int32_t compute_capability) {
-  switch (compute_capability) {
-    case 80:
-    case 87:
-      return 163 * 1024;
-    case 90:
-    case 100:
-    case 103:
-      return 227 * 1024;
-    default:
-      return 99 * 1024;
-  }
-}
-
-struct Shape {
-  uint32_t blocks;  // per row
-  uint32_t segment;
-  uint32_t shared_bytes;  // per block
-  bool is_shared;
-};
-
-Shape shape_for(uint32_t vocabulary, bool has_filters, uint32_t blocks, int32_t capability) {
-  Shape shape;
-  shape.blocks = blocks;
-  const uint32_t warps = blocks * kWarps;
-  shape.segment = ((vocabulary + warps - 1) / warps + 3) / 4 * 4;
-  const uint64_t base = kSharedBytes + (has_filters ? kHistogramBytes : kAccumulatorBytes);
-  const uint64_t values = uint64_t{kWarps} * shape.segment * sizeof(float);
-  shape.is_shared = base + values <= shared_bytes_max(capability);
-  shape.shared_bytes = static_cast<uint32_t>(shape.is_shared ? base + values : base);
-  return shape;
-}
-
-// Returns the blocks per row: 1 without clusters, 16 if there are few rows, 8 if there are many.
-// Two of these 8 fit on an SM up to a vocabulary of 131,072.
-uint32_t default_blocks(uint32_t row_count, uint32_t vocabulary, int32_t capability) {
-  if (capability < 90) return 1;
-  if (capability != 90) return 8;  // clusters of 16 are not portable
-  return row_count <= 8 || vocabulary > 160 * 1024 ? 16 : 8;
-}
-
-// From this many rows on sample_stream_kernel is faster. Its scratch memory is less than a row of
-// logits.
-constexpr uint32_t kStreamRowsMin = 32;
-constexpr uint32_t kStreamVocabularyMin = 40 * 1024;
-static_assert(sizeof(StreamScratch) + sizeof(uint32_t) < kStreamVocabularyMin * sizeof(float));
-
-// Returns the tokens per warp of sample_stream_kernel: whole parts where that costs little.
-uint32_t stream_segment(uint32_t vocabulary) {
-  const uint32_t segment = shape_for(vocabulary, false, kStreamBlocks, 90).segment;
-  const uint32_t whole = (segment + 4 * kPartFloat4s - 1) / (4 * kPartFloat4s) * 4 * kPartFloat4s;
-  return whole - segment <= segment / 32 ? whole : segment;
-}
-// Returns how many rows of logits the blocks of sample_stream_kernel hold; 0: it cannot be used.
-uint32_t stream_slots(uint32_t row_count, uint32_t vocabulary, int32_t capability) {
-  if (capability != 90 || row_count < kStreamRowsMin || vocabulary % 4 != 0 ||
-      vocabulary < kStreamVocabularyMin)
-    return 0;
-  const uint32_t row_bytes = kWarps * stream_segment(vocabulary) * sizeof(float);
-  const uint32_t slots = (shared_bytes_max(capability) - kStreamSharedBytes) / row_bytes;
-  return slots < 2 ? 0 : min(slots, kStreamSlotsMax);
-}
+static_assert(kSharedBytes == sample_plan::kSharedBytes);
+static_assert(kHistogramBytes == sample_plan::kHistogramBytes);
+static_assert(kAccumulatorBytes == sample_plan::kAccumulatorBytes);
+static_assert(kStreamSharedBytes == sample_plan::kStreamSharedBytes);
+static_assert(kStreamListMax * sizeof(uint64_t) + kBins * sizeof(Bin) ==
+              sample_plan::kStreamRankBytes);
+// A row's StreamScratch and its element of SampleParams::pending.
+static_assert(sizeof(StreamScratch) + sizeof(uint32_t) == sample_plan::kStreamScratchBytes);
 
 // Samples the rows that sample_stream_kernel can complete, and marks the others in params.pending.
 cudaError_t sample_stream(const Launch& launch, SampleParams params) {
   const SampleArgs& args = params.args;
-  params.segment = stream_segment(args.vocabulary);
-  const uint32_t shared_bytes =
-      kStreamSharedBytes + params.slots * kWarps * params.segment * sizeof(float);
+  params.segment = sample_plan::stream_segment(args.vocabulary);
+  const uint32_t shared_bytes = sample_plan::stream_shared_bytes(args.vocabulary, params.slots);
   const auto kernel = args.has_filters ? sample_stream_kernel<true> : sample_stream_kernel<false>;
   cudaError_t status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -338,8 +282,8 @@ cudaError_t sample_stream(const Launch& launch, SampleParams params) {
   int clusters = 0;
   status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
   if (status != cudaSuccess) return status;
-  const uint32_t count = max(min(args.row_count, static_cast<uint32_t>(clusters)),
-                             (args.row_count + kStreamRowsMax - 1) / kStreamRowsMax);
+  const uint32_t count =
+      sample_plan::stream_clusters(args.row_count, static_cast<uint32_t>(clusters));
   return launch_kernel(launch, dim3(kStreamBlocks, count), dim3(kBlockThreads), shared_bytes,
                        kStreamBlocks, kernel, params);
 }
@@ -347,27 +291,25 @@ cudaError_t sample_stream(const Launch& launch, SampleParams params) {
 }  // namespace
 
 uint64_t sample_scratch_bytes(uint32_t max_rows, uint32_t vocabulary, int32_t compute_capability) {
-  if (stream_slots(max_rows, vocabulary, compute_capability) != 0)
-    return max_rows * (sizeof(StreamScratch) + sizeof(uint32_t));
-  const uint32_t blocks = default_blocks(UINT32_MAX, vocabulary, compute_capability);
-  const bool fits = shape_for(vocabulary, true, blocks, compute_capability).is_shared;
-  return fits ? 0 : uint64_t{max_rows} * vocabulary * sizeof(float);
+  return sample_plan::scratch_bytes(max_rows, vocabulary, compute_capability);
 }
 
 cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   if (args.row_count == 0) return cudaSuccess;
   if (args.vocabulary == 0 || args.vocabulary > math::kMaxVocabulary) return cudaErrorInvalidValue;
-  const uint32_t blocks = args.blocks_per_row != 0 ? args.blocks_per_row
-                                                   : default_blocks(args.row_count, args.vocabulary,
-                                                                    launch.compute_capability);
+  const uint32_t blocks =
+      args.blocks_per_row != 0
+          ? args.blocks_per_row
+          : sample_plan::blocks_per_row(args.row_count, args.vocabulary, launch.compute_capability);
   const bool has_clusters = launch.compute_capability >= 90;
   if (blocks > kBlocksMax || (blocks & (blocks - 1)) != 0 || (blocks > 1 && !has_clusters))
     return cudaErrorInvalidValue;
-  const Shape shape =
-      shape_for(args.vocabulary, args.has_filters, blocks, launch.compute_capability);
+  const sample_plan::Shape shape =
+      sample_plan::shape_for(args.vocabulary, args.has_filters, blocks, launch.compute_capability);
   SampleParams params{args, shape.segment};
   if (args.blocks_per_row == 0)
-    params.slots = stream_slots(args.row_count, args.vocabulary, launch.compute_capability);
+    params.slots =
+        sample_plan::stream_slots(args.row_count, args.vocabulary, launch.compute_capability);
   if ((params.slots != 0 || !shape.is_shared) && args.scratch == nullptr)
     return cudaErrorInvalidValue;
   if (params.slots != 0) {

@@ -7,6 +7,7 @@
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/shared_address.cuh"
 #include "kernels/sampling/sample.h"
+#include "kernels/sampling/sample_plan.h"
 #include "kernels/shared/sampling_math.h"
 #include "kernels/shared/step_inputs.h"
 #include "kernels/shared/warp_prefix.cuh"
@@ -16,9 +17,9 @@ namespace {
 
 namespace math = wcuda::sampling;
 
-constexpr uint32_t kBlockThreads = 512;
-constexpr uint32_t kWarps = kBlockThreads / 32;
-constexpr uint32_t kBlocksMax = 16;
+using sample_plan::kBlocksMax;
+using sample_plan::kBlockThreads;
+using sample_plan::kWarps;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
 constexpr uint32_t kBins = 2048;

@@ -21,17 +21,17 @@
 namespace wcuda::kernels {
 namespace {
 
-constexpr uint32_t kStreamBlocks = 8;  // of a cluster
+using sample_plan::kPartFloat4s;
+using sample_plan::kStreamBlocks;
+using sample_plan::kStreamRowsMax;
+using sample_plan::kStreamSlotsMax;
 constexpr uint32_t kStreamWarps = kStreamBlocks * kWarps;
 constexpr uint32_t kItemsPerLane = kStreamWarps / 32;
-constexpr uint32_t kStreamRowsMax = 64;       // of a cluster
-constexpr uint32_t kStreamSlotsMax = 3;       // rows of logits in shared memory
 constexpr uint32_t kStreamListPerThread = 8;  // this and the next 3: kList… for longer lists
 constexpr uint32_t kStreamListMax = kStreamListPerThread * kBlockThreads;
 constexpr uint32_t kStreamListForTopP = 2100;
 constexpr uint32_t kStreamListWantedMax = 2400;
 constexpr uint32_t kGatherSlots = 4;  // a warp may be two rows ahead of another
-constexpr uint32_t kPartFloat4s = 128;
 
 // Device memory of a row. `items` has one item per warp of the cluster, in which `count` is rank_of
 // the row's largest logit and `unused` holds the bits of the list's threshold.
