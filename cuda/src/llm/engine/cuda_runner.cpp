@@ -23,6 +23,7 @@
 #include <cstring>
 #include <thread>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "core/backend/cuda_device.h"
@@ -63,36 +64,92 @@ enum Segment : uint32_t {
 };
 static_assert(kSegmentCount <= kernels::kInputSegmentsMax);
 
+// Elements of the inputs of a step.
+struct InputCounts {
+  uint64_t tokens = 0, rows = 0, logits = 0, scored = 0;
+  uint64_t table_rows = 0, table_pages = 0;      // page tables, and pages of each
+  uint64_t feature_rows = 0, feature_pages = 0;  // likewise of the target
+  uint64_t bias_entries = 0;
+  uint64_t masks = 0, mask_words = 0;  // masks, and words of each
+  uint64_t late_rows = 0;
+};
+
+// The inputs of a step in their block. Offsets are from its start.
+struct PlacedInputs {
+  StepInputs step{};
+  kernels::SampleRow* sample_rows = nullptr;  // (rows)
+  int32_t* bias_tokens = nullptr;             // (bias_entries)
+  float* bias_values = nullptr;               // likewise
+  uint32_t* masks = nullptr;                  // (masks, mask_stride)
+  uint64_t mask_stride = 0;
+  kernels::SampleRow* late_rows = nullptr;  // (late_rows) behind what the step itself reads
+  uint64_t late_offset = 0;                 // of late_rows
+  uint64_t late_masks_offset = 0;           // of masks of late rows, the last in the block
+};
+
+// Places the inputs of a step in `block`, and writes the header there. Over a null block it only
+// measures: offsets are those in a block for the same counts.
+PlacedInputs place_inputs(const InputCounts& counts, uint8_t* block) {
+  Arena arena(block, 16);
+  auto* const header = arena.take<kernels::InputHeader>(1);
+  // Places rows of `length` elements, each at a multiple of 16 bytes, and returns the distance of
+  // rows in elements.
+  const auto place = [&](Segment segment, uint64_t row_count, uint64_t length, auto** rows) {
+    using Element = std::remove_reference_t<decltype(**rows)>;
+    const uint64_t row_bytes = length * sizeof(Element), pitch = align_up(row_bytes, 16);
+    if (header != nullptr)
+      header->segments[segment] = {static_cast<uint32_t>(row_count),
+                                   static_cast<uint32_t>(row_bytes),
+                                   static_cast<uint32_t>(arena.bytes()), 0};
+    *rows = reinterpret_cast<Element*>(arena.take<uint8_t>(row_count * pitch));
+    return pitch / sizeof(Element);
+  };
+  PlacedInputs inputs;
+  StepInputs& step = inputs.step;
+  place(kTokens, 1, counts.tokens, &step.tokens);
+  place(kPositions, 1, counts.tokens, &step.positions);
+  place(kTokenRows, 1, counts.tokens, &step.token_rows);
+  place(kLogitsIndices, 1, counts.logits, &step.logits_indices);
+  place(kRows, 1, counts.rows, &step.rows);
+  place(kScoredIndices, 1, counts.scored, &step.scored_indices);
+  place(kScored, 1, counts.scored, &step.scored);
+  step.page_table_stride =
+      place(kPageTables, counts.table_rows, counts.table_pages, &step.page_tables);
+  step.feature_table_stride =
+      place(kFeatureTables, counts.feature_rows, counts.feature_pages, &step.feature_tables);
+  place(kSampleRows, 1, counts.rows, &inputs.sample_rows);
+  place(kBiasTokens, 1, counts.bias_entries, &inputs.bias_tokens);
+  place(kBiasValues, 1, counts.bias_entries, &inputs.bias_values);
+  inputs.mask_stride = place(kMasks, counts.masks, counts.mask_words, &inputs.masks);
+  inputs.late_offset = arena.bytes();
+  inputs.late_rows = arena.take<kernels::SampleRow>(counts.late_rows);
+  inputs.late_masks_offset = arena.bytes();
+  return inputs;
+}
+
 struct Sizes {
   Sizes(const Limits& limits, const model::Config& config)
       : vocabulary(config.vocabulary_size),
         mask_words(static_cast<uint32_t>(ceil_div(config.vocabulary_size, 32))),
         bias_entries(config.vocabulary_size + kBiasEntriesPerRow * limits.max_batch_rows) {
     const uint64_t tokens = limits.max_batch_tokens, rows = limits.max_batch_rows;
-    const uint64_t counts[kSegmentCount][2] = {
-        {tokens, sizeof(int32_t)},
-        {tokens, sizeof(uint32_t)},
-        {tokens, sizeof(uint32_t)},
-        {rows, sizeof(ops::StepRow)},
-        {rows, align_up(limits.pages_per_sequence() * sizeof(uint32_t), 16)},
-        {limits.max_logits_rows, sizeof(uint32_t)},
-        {rows, sizeof(kernels::SampleRow)},
-        {bias_entries, sizeof(int32_t)},
-        {bias_entries, sizeof(float)},
-        {rows, align_up(mask_words * sizeof(uint32_t), 16)},
-        {rows, align_up(limits.target_sequence_pages * sizeof(uint32_t), 16)},
-        {limits.max_scored_tokens(), sizeof(uint32_t)},
-        {limits.max_scored_tokens(), sizeof(kernels::ScoredToken)},
-    };
+    InputCounts most;
+    most.tokens = tokens;
+    most.rows = most.table_rows = most.feature_rows = most.masks = most.late_rows = rows;
+    most.logits = limits.max_logits_rows;
+    most.scored = limits.max_scored_tokens();
+    most.table_pages = limits.pages_per_sequence();
+    most.feature_pages = limits.target_sequence_pages;
+    most.bias_entries = bias_entries;
+    most.mask_words = mask_words;
+    // Masks of late rows, which come last, need no room of their own: a row has one mask at most.
+    input_bytes = align_up(place_inputs(most, nullptr).late_masks_offset, 256);
     // Device memory for the data that the ticket blocks do not have.
     Arena device;
     device_sample_rows = device.reserve({rows, sizeof(kernels::SampleRow)});
     device_bias_tokens = device.reserve({bias_entries, sizeof(int32_t)});
     device_bias_values = device.reserve({bias_entries, sizeof(float)});
     device_masks = device.reserve({rows, mask_words * sizeof(uint32_t)});
-    for (const uint64_t(&count)[2] : counts) input_bytes += align_up(count[0] * count[1], 16);
-    input_bytes += align_up(rows * sizeof(kernels::SampleRow), 16);  // those of late rows
-    input_bytes = align_up(input_bytes, 256);
     device_inputs = device.reserve({2, input_bytes});
     device_statuses = device.reserve({2 * rows, sizeof(int32_t)});
     // This suffices for all devices. Where blocks keep a row's logits, the launcher needs less.
@@ -114,7 +171,7 @@ struct Sizes {
   uint32_t vocabulary;
   uint32_t mask_words;
   uint64_t bias_entries;
-  uint64_t input_bytes = align_up(sizeof(kernels::InputHeader), 16);  // of one ticket, at most
+  uint64_t input_bytes;  // of one ticket, at most
   uint64_t device_sample_rows, device_bias_tokens, device_bias_values, device_masks, device_inputs,
       device_statuses, device_sample, device_bytes;
   uint64_t outputs, late_outputs, fed_tokens, top_tokens, top_logprobs, pinned_bytes;
@@ -145,8 +202,6 @@ void write_logprobs(const ops::Sampling& sampling, kernels::SampleRow* row) {
   row->top_logprobs = is_raw ? 0 : sampling.top_logprobs;
   row->raw_top_logprobs = is_raw ? sampling.top_logprobs : 0;
 }
-
-class InputBlock;
 
 class CudaRunner final : public Runner {
  public:
@@ -216,11 +271,11 @@ class CudaRunner final : public Runner {
   Status profile_step(const Shape& shape, const Ticket& ticket);
   // Writes the inputs of a step into pinned memory and returns their bytes.
   uint64_t write_inputs(const Ticket& ticket, const Shape& shape);
-  void write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
+  void write_sampling(const Ticket& ticket, const PlacedInputs& inputs);
+  InputCounts count_inputs(const Ticket& ticket, const Shape& shape) const;
   // Writes the inputs of late rows behind those of their step.
   struct LateInputs {
-    uint64_t masks = 0;  // offset in the inputs
-    uint64_t end = 0;    // the same; 0: all rows are held
+    uint64_t end = 0;  // offset in the inputs; 0: all rows are held
     bool has_filters = false;
     bool has_raw_logprobs = false;
   };
@@ -251,7 +306,8 @@ class CudaRunner final : public Runner {
   vram::Buffer pinned_;  // two tickets
   OwnedStream input_stream_;
   OwnedEvent copied_[2], started_[2], ended_[2], late_started_[2], late_ended_[2];
-  uint64_t late_rows_[2] = {};  // offset of the parameters of late rows in a ticket's inputs
+  // Offsets of the parameters of late rows in a ticket's inputs, and of their masks.
+  uint64_t late_rows_[2] = {}, late_masks_[2] = {};
   std::vector<OwnedEvent> profile_events_[2];
   Status last_status_;  // of the last step that was waited for
   GraphTable<GraphKey, CapturedStep> graphs_{kLongRowGraphsMax, kIdleGraphSteps};
@@ -336,82 +392,57 @@ bool CudaRunner::mark_shared_prefixes(const ops::StepShape& shape, std::vector<R
   return !shared.empty();
 }
 
-// Writes the inputs of a step to pinned memory, one after the other.
-class InputBlock {
- public:
-  explicit InputBlock(uint8_t* block) : block_(block) {}
-  // Reserves rows of row_bytes each, at multiples of align_up(row_bytes, 16).
-  template <class T>
-  T* add(Segment segment, uint64_t row_count, uint64_t row_bytes) {
-    auto* const header = reinterpret_cast<kernels::InputHeader*>(block_);
-    header->segments[segment] = {static_cast<uint32_t>(row_count), static_cast<uint32_t>(row_bytes),
-                                 static_cast<uint32_t>(bytes_), 0};
-    T* const place = reinterpret_cast<T*>(block_ + bytes_);
-    bytes_ += row_count * align_up(row_bytes, 16);
-    return place;
-  }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  uint8_t* block_;
-  uint64_t bytes_ = align_up(sizeof(kernels::InputHeader), 16);
-};
-
-uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
-  InputBlock inputs(pinned<uint8_t>(shape.parity, 0));
-  // Reserves `count` elements and sets those after the first `used` to `filler`.
-  const auto room = [&](Segment segment, uint32_t used, uint32_t count, auto filler) {
-    auto* const target = inputs.add<decltype(filler)>(segment, 1, count * sizeof(filler));
-    std::fill(target + used, target + count, filler);
-    return target;
-  };
+InputCounts CudaRunner::count_inputs(const Ticket& ticket, const Shape& shape) const {
   const ops::StepShape& used = ticket.shape;
-  StepInputs to{};
-  to.tokens = room(kTokens, used.token_count, shape.token_count, int32_t{0});
-  to.positions = room(kPositions, used.token_count, shape.token_count, uint32_t{0});
-  to.token_rows = room(kTokenRows, used.token_count, shape.token_count, kernels::kDeadToken);
-  to.logits_indices = room(kLogitsIndices, used.logits_count, shape.logits_count, uint32_t{0});
-  to.rows = room(kRows, used.row_count, shape.row_count, ops::StepRow());
-  const uint64_t pages = ceil_div(used.max_positions, ops::kPageTokens);
-  to.page_table_stride = align_up(pages, 4);
-  if (used.scored_count != 0) {
-    to.scored_indices = room(kScoredIndices, used.scored_count, used.scored_count, uint32_t{0});
-    to.scored = room(kScored, used.scored_count, used.scored_count, kernels::ScoredToken{0, 0, 0});
-  }
-  to.page_tables = inputs.add<uint32_t>(kPageTables, used.row_count, pages * sizeof(uint32_t));
-  uint64_t feature_pages = 0;
+  InputCounts counts;
+  counts.tokens = shape.token_count;
+  counts.rows = shape.row_count;
+  counts.logits = shape.logits_count;
+  counts.scored = used.scored_count;
+  counts.table_rows = used.row_count;
+  counts.table_pages = ceil_div(used.max_positions, ops::kPageTokens);
   for (const BorrowedPages& borrowed : ticket.feature_pages)
-    feature_pages = std::max<uint64_t>(feature_pages, borrowed.list().size());
-  to.feature_table_stride = align_up(feature_pages, 4);
-  to.feature_tables = inputs.add<uint32_t>(kFeatureTables, feature_pages == 0 ? 0 : used.row_count,
-                                           feature_pages * sizeof(uint32_t));
-  to.write(ticket);
-  write_sampling(ticket, shape, &inputs);
-  return inputs.bytes();
+    counts.feature_pages = std::max<uint64_t>(counts.feature_pages, borrowed.list().size());
+  counts.feature_rows = counts.feature_pages == 0 ? 0 : used.row_count;
+  counts.mask_words = sizes_.mask_words;
+  for (const Row& row : ticket.rows) {
+    counts.bias_entries += row.bias_tokens.size();
+    counts.masks += row.mask.empty() ? 0 : 1;
+  }
+  counts.late_rows = ticket.late_count == 0 ? 0 : ticket.rows.size();
+  return counts;
 }
 
-void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs) {
-  uint64_t bias_total = 0, mask_total = 0;
-  for (const Row& row : ticket.rows) {
-    bias_total += row.bias_tokens.size();
-    mask_total += row.mask.empty() ? 0 : 1;
-  }
-  auto* const rows =
-      inputs->add<kernels::SampleRow>(kSampleRows, 1, shape.row_count * sizeof(kernels::SampleRow));
-  auto* bias_tokens = inputs->add<int32_t>(kBiasTokens, 1, bias_total * sizeof(int32_t));
-  auto* bias_values = inputs->add<float>(kBiasValues, 1, bias_total * sizeof(float));
-  auto* masks = inputs->add<uint32_t>(kMasks, mask_total, sizes_.mask_words * sizeof(uint32_t));
-  uint32_t bias_first = 0, bias_count = 0, mask_count = 0;
+uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
+  const InputCounts counts = count_inputs(ticket, shape);
+  const PlacedInputs inputs = place_inputs(counts, pinned<uint8_t>(shape.parity, 0));
+  late_rows_[shape.parity] = inputs.late_offset;
+  late_masks_[shape.parity] = inputs.late_masks_offset;
+  const ops::StepShape& used = ticket.shape;
+  const StepInputs& step = inputs.step;
+  std::fill(step.tokens + used.token_count, step.tokens + counts.tokens, 0);
+  std::fill(step.positions + used.token_count, step.positions + counts.tokens, 0);
+  std::fill(step.token_rows + used.token_count, step.token_rows + counts.tokens,
+            kernels::kDeadToken);
+  std::fill(step.logits_indices + used.logits_count, step.logits_indices + counts.logits, 0);
+  std::fill(step.rows + used.row_count, step.rows + counts.rows, ops::StepRow());
   kernels::SampleRow none{};
   none.mask_row = kernels::kNoMask;
-  std::fill_n(rows, shape.row_count, none);
-  late_rows_[shape.parity] = inputs->bytes();
-  auto* const late_rows = pinned<kernels::SampleRow>(shape.parity, inputs->bytes());
-  if (ticket.late_count != 0) std::fill_n(late_rows, ticket.rows.size(), none);
+  std::fill_n(inputs.sample_rows, counts.rows, none);
+  std::fill_n(inputs.late_rows, counts.late_rows, none);
+  step.write(ticket);
+  write_sampling(ticket, inputs);
+  return inputs.late_offset;
+}
+
+void CudaRunner::write_sampling(const Ticket& ticket, const PlacedInputs& inputs) {
+  int32_t* bias_tokens = inputs.bias_tokens;
+  float* bias_values = inputs.bias_values;
+  uint32_t bias_first = 0, bias_count = 0, mask_count = 0;
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const Row& row = ticket.rows[i];
     if (!row.is_sampled()) continue;
-    kernels::SampleRow& out = row.is_late() ? late_rows[i] : rows[i];
+    kernels::SampleRow& out = row.is_late() ? inputs.late_rows[i] : inputs.sample_rows[i];
     out = static_cast<const kernels::SampleRow&>(row.sampling);
     write_logprobs(row.sampling, &out);
     out.is_sampled = 1;
@@ -423,9 +454,8 @@ void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputB
     bias_tokens = std::copy(row.bias_tokens.begin(), row.bias_tokens.end(), bias_tokens);
     bias_values = std::copy(row.bias_values.begin(), row.bias_values.end(), bias_values);
     out.mask_row = row.mask.empty() ? kernels::kNoMask : mask_count++;
-    if (row.mask.empty()) continue;
-    std::copy(row.mask.begin(), row.mask.end(), masks);
-    masks += align_up(sizes_.mask_words, 4);
+    if (!row.mask.empty())
+      std::copy(row.mask.begin(), row.mask.end(), inputs.masks + out.mask_row * inputs.mask_stride);
   }
 }
 
@@ -684,11 +714,9 @@ Status CudaRunner::sample(Ticket& ticket) {
 }
 
 CudaRunner::LateInputs CudaRunner::write_late_inputs(const Ticket& ticket) {
-  const uint64_t first = late_rows_[ticket.parity];
-  auto* const rows = pinned<kernels::SampleRow>(ticket.parity, first);
+  auto* const rows = pinned<kernels::SampleRow>(ticket.parity, late_rows_[ticket.parity]);
+  auto* masks = pinned<uint32_t>(ticket.parity, late_masks_[ticket.parity]);
   LateInputs inputs;
-  inputs.masks = first + align_up(ticket.rows.size() * sizeof(kernels::SampleRow), 16);
-  auto* masks = pinned<uint32_t>(ticket.parity, inputs.masks);
   uint32_t sampled_count = 0, mask_count = 0;
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const Row& row = ticket.rows[i];
@@ -705,7 +733,8 @@ CudaRunner::LateInputs CudaRunner::write_late_inputs(const Ticket& ticket) {
     masks = std::copy(row.mask.begin(), row.mask.end(), masks);
   }
   if (sampled_count != 0)
-    inputs.end = inputs.masks + uint64_t{mask_count} * sizes_.mask_words * sizeof(uint32_t);
+    inputs.end =
+        late_masks_[ticket.parity] + uint64_t{mask_count} * sizes_.mask_words * sizeof(uint32_t);
   return inputs;
 }
 
@@ -726,7 +755,7 @@ Status CudaRunner::queue_late_samples(const Ticket& ticket, const LateInputs& in
   // Those on the device may already be of the next step.
   sample.bias_tokens = reinterpret_cast<const int32_t*>(at(header->segments[kBiasTokens].offset));
   sample.bias_values = reinterpret_cast<const float*>(at(header->segments[kBiasValues].offset));
-  sample.masks = reinterpret_cast<const uint32_t*>(at(inputs.masks));
+  sample.masks = reinterpret_cast<const uint32_t*>(at(late_masks_[parity]));
   sample.outputs = pinned<kernels::SampleOutput>(parity, sizes_.late_outputs);
   return queue_sample(sample, inputs.has_raw_logprobs, false);
 }
