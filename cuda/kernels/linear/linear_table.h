@@ -3,8 +3,10 @@
 // persistent_plan) are pure functions of a layer, a device and these rows.
 //
 // Every row was measured on one H200 (compute capability 9.0) with layers of Q4_K, or of the mix
-// q4_k_m. No other type and no other architecture was measured: all types use the same rows, and
-// each architecture uses those of the highest compute capability that is not above its own.
+// q4_k_m. All types use the same rows. Of Q4_0, Q8_0, Q6_K, IQ2_XXS, IQ4_XS, MXFP4 and F16 it was
+// measured that the kernels change at the right counts of tokens (2026-11-29-h200/types.txt), not
+// which division is best. No other architecture was measured: each uses the rows of the highest
+// compute capability that is not above its own.
 #pragma once
 
 #include <cstddef>
