@@ -1,6 +1,6 @@
-// Linear layers on a device: the products of a model's layers, each product of all
-// layers in one CUDA graph with dependent launches. Random bytes for weights; results are checked
-// by the tests of GpuLinear.
+// Linear layers on a device: the products of a model's layers, each product of all layers in one
+// CUDA graph with dependent launches. Random bytes for weights; results are checked by the tests of
+// GpuLinear.
 //
 //   gemm_bench [-m 8b|1b|135m] [-t type] [-b max] [--batch-invariant] [tokens …]
 //
@@ -122,9 +122,11 @@ struct Model {
   float *x = nullptr, *out[3] = {}, *norm = nullptr;
 
   Matrix matrix(uint32_t type, uint32_t rows, uint32_t cols, Product* product) {
-    const Matrix matrix{pool + used, type, rows, cols, 8.0f};
-    used += matrix_bytes(type, rows, cols);
-    product->bytes += matrix_bytes(type, rows, cols);
+    // Without a pool this only counts its bytes.
+    const Matrix matrix{pool != nullptr ? pool + used : nullptr, type, rows, cols, 8.0f};
+    const uint64_t bytes = matrix_bytes(type, rows, cols);
+    used += bytes;
+    product->bytes += bytes;
     product->weights += uint64_t{rows} * cols;
     return matrix;
   }
@@ -202,7 +204,7 @@ int run(const Shape& shape, const std::vector<uint32_t>& token_counts, uint32_t 
 
   Model model{shape};
   model.products();
-  const uint64_t pool_bytes = (model.used + 3) / 4 * 4;
+  const uint64_t pool_bytes = model.used;  // whole words
   model.used = 0;
   model.pool = allocate<uint8_t>(pool_bytes);
   model.x = allocate<float>(uint64_t{tokens_max} * shape.feed_forward);

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ./fidelity.sh MODEL: logits on 2,048 positions on the GPU against those of a forward pass in f32 numpy, and
-# greedy answers compared with the host's and with those with drafts; bounds: docs/NUMERICS.md. Needs a python3 that has numpy.
+# greedy answers compared with the host's and with those with drafts; bounds: docs/NUMERICS.md. Needs a python3 that
+# has numpy.
 set -uo pipefail
 model=$(realpath "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")"

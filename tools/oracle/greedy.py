@@ -3,13 +3,14 @@
 
 greedy.py --worker worker-orcd --model F [--backend host] [--against ENGINE] [--tokens 64]
 
-ENGINE is llama-cpp, the backend host or cuda, or the same backend with drafts: from n-grams of the text (ngram), or by
-the model itself (itself), whose drafts nearly all hold. Both engines get the same prompt tokens. Where their answers part for the first time, `gap` is the difference
-between worker-orcd's logprobs of the two tokens, `here` the largest difference between the engines' logprobs of
-worker-orcd's first two tokens at that position. Where they part at all the gap is at most twice `here`: that
-alone would find nothing. So it is held against twice the same difference where nothing depends on it, at the positions
-before, of all prompts: the value that 99 % of them stay below. A gap above that is no tie; the program then ends
-with 1. Needs numpy for llama-cpp.
+ENGINE is llama-cpp, the backend host or cuda, or the same backend with drafts: from n-grams of the text (ngram), or
+by the model itself (itself), which rarely guesses, because its drafts cost as much as they save. Both engines get the
+same prompt tokens. Where their answers part for the first time, `gap` is the difference between worker-orcd's
+logprobs of the two tokens, `here` the largest difference between the engines' logprobs of worker-orcd's first two
+tokens at that position. Where they part at all the gap is at most twice `here`: that alone would find nothing. So it
+is held against twice the same difference where nothing depends on it, at the positions before, of all prompts: the
+value that 99 % of them stay below. A gap above that is no tie; the program then ends with 1. Needs numpy for
+llama-cpp.
 """
 
 import argparse
