@@ -1,6 +1,8 @@
 //! Real models: the answers of a service that verifies drafts are, token for token, those of one that does not, whatever
 //! guesses them.
 //!
+//! On a device they are so with batch invariance, because the number of rows in a step changes no bits then.
+//!
 //! The clock of the service that is compared stands still, so that costs are unknown and every draft is verified.
 //! `DRAFT_PROMPTS` sets the number of prompts for each model; with it `CODER_MODEL` names a second one.
 #![cfg(feature = "constraints")]
@@ -18,6 +20,8 @@ use worker_cuda::generate::{FinishReason, ModelDraft, NgramDraft, Service};
 use worker_cuda::text::{Tokenizer, Vocabulary};
 use worker_cuda::{Backend, CudaContext, EngineOptions, Gguf, KvType, Model, Sampling, Token};
 
+#[path = "support/gpu.rs"]
+mod gpu;
 #[path = "support/random_model.rs"]
 mod random_model;
 #[path = "support/real_model.rs"]
@@ -156,8 +160,9 @@ fn drafting(draft: &ModelDraft) -> Drafting {
     Drafting::new(DRAFTS as usize, move || Box::new(draft.clone()))
 }
 
-fn engine_options(drafts: u32) -> EngineOptions {
+fn engine_options(model: &Model, drafts: u32) -> EngineOptions {
     EngineOptions::new()
+        .batch_invariant(model.context().info().unwrap().backend == Backend::Cuda)
         .max_sequences(16)
         .max_batch_tokens(256)
         .max_top_logprobs(2)
@@ -172,14 +177,14 @@ fn start(
     clock: Clock,
 ) -> Service {
     let drafts = if drafting.is_some() { DRAFTS } else { 0 };
-    let engine = ModelEngine::new(model, &engine_options(drafts)).unwrap();
+    let engine = ModelEngine::new(model, &engine_options(model, drafts)).unwrap();
     start_engine(engine, tokenizer, drafting, clock)
 }
 
 /// A service whose guesses are those of a random draft head.
 fn start_with_head(model: &Model, tokenizer: &Arc<Tokenizer>) -> (Service, ModelDraft) {
     let head = random_model::random_head(model, 2000, 1);
-    let engine = engine_options(DRAFTS).draft_head(&head);
+    let engine = engine_options(model, DRAFTS).draft_head(&head);
     let mut engine = ModelEngine::new(model, &engine).unwrap();
     let options = ModelDraft::serving_options(&head, KvType::F16).unwrap();
     let draft = engine.draft_head(&options).unwrap();
@@ -229,10 +234,8 @@ fn time(service: &Service, requests: &[Request]) -> (Usage, [f64; 2]) {
     (total, seconds)
 }
 
-fn compare(path: &Path, prompts: usize, tokens: u32, measures: bool) {
-    let context = CudaContext::builder().backend(Backend::Host);
-    let context = context.host_threads(2).open().unwrap();
-    let model = Model::load(&context, &Gguf::open(path).unwrap()).unwrap();
+fn compare(context: &CudaContext, path: &Path, prompts: usize, tokens: u32, measures: bool) {
+    let model = Model::load(context, &Gguf::open(path).unwrap()).unwrap();
     let tokenizer = Arc::new(Tokenizer::from_gguf(model.gguf()).unwrap());
     let start = |drafting, clock| start(&model, &tokenizer, drafting, clock);
     let plain = start(None, Clock::system());
@@ -263,7 +266,7 @@ fn compare(path: &Path, prompts: usize, tokens: u32, measures: bool) {
     };
     let expected = outputs(&plain, &requests);
     let random = Vocabulary::from_gguf(model.gguf()).unwrap();
-    let random = random_model::random_model(&context, &random, 1);
+    let random = random_model::random_model(context, &random, 1);
     let ((of_random, by_random), (of_itself, by_itself)) =
         (guesses_of(&random, &model), guesses_of(&model, &model));
     let (of_head, head) = start_with_head(&model, &tokenizer);
@@ -339,19 +342,32 @@ fn compare(path: &Path, prompts: usize, tokens: u32, measures: bool) {
     }
 }
 
-#[test]
-fn answers_of_real_models_with_drafts_are_those_without() {
+/// The models that the environment names; few and short answers unless it says how many.
+fn compare_answers(context: &CudaContext) {
     let Some(path) = real_model::real_model() else {
         return;
     };
     let count = std::env::var("DRAFT_PROMPTS").ok();
     let Some(count) = count.and_then(|count| count.parse().ok()) else {
-        compare(&path, 4, 24, false);
+        compare(context, &path, 4, 24, false);
         return;
     };
-    compare(&path, count, 64, true);
+    compare(context, &path, count, 64, true);
     match std::env::var_os("CODER_MODEL") {
-        Some(coder) => compare(Path::new(&coder), count, 64, true),
+        Some(coder) => compare(context, Path::new(&coder), count, 64, true),
         None => println!("skipped: no second model; CODER_MODEL names none"),
+    }
+}
+
+#[test]
+fn answers_of_real_models_with_drafts_are_those_without() {
+    let context = CudaContext::builder().backend(Backend::Host);
+    compare_answers(&context.host_threads(2).open().unwrap());
+}
+
+#[test]
+fn gpu_answers_of_real_models_with_drafts_are_those_without() {
+    if let Some(context) = gpu::gpu() {
+        compare_answers(&context);
     }
 }

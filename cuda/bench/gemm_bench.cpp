@@ -2,12 +2,15 @@
 // CUDA graph with dependent launches. Random bytes for weights; results are checked by the tests of
 // GpuLinear.
 //
-//   gemm_bench [-m 8b|1b|135m] [-t type] [-b max] [--batch-invariant] [tokens …]
+//   gemm_bench [-m 8b|1b|135m|30b-a3b] [-t type] [-b max] [--batch-invariant] [tokens …]
 //
 // -m: shapes of 8B and 1B in Q4_K_M as usual (Q4_K, and Q6_K for the output and in half of the
 // layers for values and down), or of SmolLM2-135M in Q4_1. -t: all weights of this type instead,
 // as Q8_0. -b: linear_batch computes layers of up to so many tokens, packed_gemm those of more;
 // without it, each layer has the kernel that an engine would choose.
+//
+// 30b-a3b: only the 128 experts of Qwen3-30B-A3B, of which each token uses 8 at random, by
+// packed_gemm_grouped; then each expert by a launch of packed_gemm of its own.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -19,6 +22,7 @@
 #include <vector>
 
 #include "bench/device_limits.h"
+#include "kernels/linear/packed_gemm.h"
 #include "kernels/ptx/code.h"
 #include "kernels/shared/packed_tile.h"
 #include "llm/ops/cuda/linear.h"
@@ -37,11 +41,13 @@ struct Shape {
   const char* name;
   uint32_t layers, dim, kv_dim, feed_forward, vocabulary, head_length;
   uint32_t type, large_type;
+  uint32_t experts = 0, used_experts = 0;
 };
 constexpr Shape kShapes[] = {
     {"8b", 32, 4096, 1024, 14336, 128256, 128, kQ4_K, kQ6_K},
     {"1b", 16, 2048, 512, 8192, 128256, 64, kQ4_K, kQ6_K},
     {"135m", 30, 576, 192, 1536, 49152, 64, kQ4_1, kQ4_1},
+    {"30b-a3b", 48, 2048, 512, 768, 151936, 128, kQ4_K, kQ6_K, 128, 8},
 };
 
 void check(cudaError_t status, const char* what) {
@@ -193,15 +199,130 @@ double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
   return best / 1e3;
 }
 
-int run(const Shape& shape, const std::vector<uint32_t>& token_counts, uint32_t batch_max,
-        bool is_invariant) {
-  const uint32_t tokens_max = *std::max_element(token_counts.begin(), token_counts.end());
+kernels::Launch bench_launch() {
   kernels::Launch launch;
   check(cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
   launch.compute_capability = kernels::launch_capability();
   launch.is_dependent = true;
   check(cudaStreamCreate(&launch.stream), "stream");
+  return launch;
+}
 
+// An f16 of it is 2^-7 to 2^-5: scales differ as little as those of a model. Their factor is 8.
+uint32_t weight_word(uint64_t i) { return (random_word(i) & 0x87FF87FFu) | 0x20002000u; }
+float random_unit(uint64_t i) { return static_cast<float>(random_word(i)) * 0x1p-32f - 0.5f; }
+
+// The experts of all layers: gate and up, and down.
+int run_experts(const Shape& shape, const std::vector<uint32_t>& token_counts) {
+  const uint32_t tokens_max = *std::max_element(token_counts.begin(), token_counts.end());
+  const uint32_t slots_max = tokens_max * shape.used_experts;
+  kernels::Launch launch = bench_launch();
+  const uint64_t gate_bytes = matrix_bytes(shape.type, shape.feed_forward, shape.dim);
+  const uint64_t down_bytes = matrix_bytes(shape.type, shape.dim, shape.feed_forward);
+  const uint64_t layer_bytes = shape.experts * (2 * gate_bytes + down_bytes);
+  auto* const weights = allocate<uint8_t>(layer_bytes * shape.layers);
+  fill(reinterpret_cast<uint32_t*>(weights), layer_bytes * shape.layers / 4, weight_word);
+  auto* const x = allocate<float>(uint64_t{slots_max} * shape.dim);
+  fill(x, uint64_t{slots_max} * shape.dim, random_unit);
+  auto* const hidden = allocate<float>(uint64_t{slots_max} * shape.feed_forward);
+  auto* const out = allocate<float>(uint64_t{slots_max} * shape.dim);
+  auto* const x_rows = allocate<uint32_t>(slots_max);
+  auto* const begins = allocate<uint32_t>(shape.experts + 1);
+  auto* const input = allocate<uint8_t>(
+      kernels::packed_gemm_grouped_input_bytes(shape.dim, slots_max, shape.experts));
+  launch.scratch_bytes = kernels::packed_gemm_scratch_bytes(launch);
+  launch.scratch = allocate<uint8_t>(launch.scratch_bytes);
+  check(cudaMemset(launch.scratch, 0, launch.scratch_bytes), "scratch");
+
+  const auto layer_of = [&](uint32_t i, bool is_down) {
+    LinearArgs args;
+    const uint8_t* const first = weights + i * layer_bytes;
+    if (is_down) {
+      args.x = hidden;
+      args.matrix_count = 1;
+      args.matrices[0] = {first + 2 * shape.experts * gate_bytes, shape.type, shape.dim,
+                          shape.feed_forward, 8.0f};
+      args.outputs[0] = out;
+      return args;
+    }
+    args.x = x;
+    args.x_rows = x_rows;
+    args.matrix_count = 2;
+    for (uint32_t m = 0; m < 2; ++m)
+      args.matrices[m] = {first + m * shape.experts * gate_bytes, shape.type, shape.feed_forward,
+                          shape.dim, 8.0f};
+    args.outputs[0] = hidden;
+    args.epilogue = Epilogue::kSiluGate;
+    return args;
+  };
+
+  const bench::DeviceLimits peaks = bench::device_limits();
+  std::printf(" tokens  product  launches  us/layer  GB/s (share)   TFLOP/s (share)\n");
+  for (const uint32_t tokens : token_counts) {
+    // Each token uses other experts, all at the same rate.
+    std::vector<std::vector<uint32_t>> tokens_of(shape.experts);
+    for (uint32_t t = 0; t < tokens; ++t)
+      for (uint32_t k = 0, next = 0; k < shape.used_experts; ++next) {
+        std::vector<uint32_t>& mine =
+            tokens_of[random_word(uint64_t{t} << 16 | next) % shape.experts];
+        if (!mine.empty() && mine.back() == t) continue;
+        mine.push_back(t);
+        ++k;
+      }
+    std::vector<uint32_t> host_begins = {0}, host_rows;
+    uint32_t used = 0;
+    for (const std::vector<uint32_t>& mine : tokens_of) {
+      host_rows.insert(host_rows.end(), mine.begin(), mine.end());
+      host_begins.push_back(static_cast<uint32_t>(host_rows.size()));
+      if (!mine.empty()) ++used;
+    }
+    check(cudaMemcpy(begins, host_begins.data(), host_begins.size() * 4, cudaMemcpyHostToDevice),
+          "begins");
+    check(cudaMemcpy(x_rows, host_rows.data(), host_rows.size() * 4, cudaMemcpyHostToDevice),
+          "rows");
+    for (const bool is_down : {false, true})
+      for (const bool is_grouped : {true, false}) {
+        const double seconds = seconds_of(launch.stream, [&] {
+          for (uint32_t i = 0; i < shape.layers; ++i) {
+            LinearArgs args = layer_of(i, is_down);
+            args.tokens = host_begins.back();
+            if (is_grouped) {
+              check(kernels::packed_gemm_grouped(args, {shape.experts, begins}, input, launch),
+                    "packed_gemm_grouped");
+              continue;
+            }
+            for (uint32_t e = 0; e < shape.experts; ++e) {
+              LinearArgs own = args;
+              own.tokens = host_begins[e + 1] - host_begins[e];
+              if (own.tokens == 0) continue;
+              if (own.x_rows != nullptr)
+                own.x_rows += host_begins[e];
+              else
+                own.x += uint64_t{host_begins[e]} * shape.feed_forward;
+              own.outputs[0] += uint64_t{host_begins[e]} * own.matrices[0].rows;
+              for (uint32_t m = 0; m < own.matrix_count; ++m)
+                own.matrices[m].packed_tiles += e * (is_down ? down_bytes : gate_bytes);
+              check(kernels::packed_gemm(own, false, input, launch), "packed_gemm");
+            }
+          }
+        });
+        const double layer = seconds / shape.layers;
+        const double gbs =
+            static_cast<double>(used * (is_down ? down_bytes : 2 * gate_bytes)) / layer / 1e9;
+        const double tflops = 2.0 * host_begins.back() * (is_down ? 1 : 2) * shape.dim *
+                              shape.feed_forward / layer / 1e12;
+        std::printf("%7u  %-7s  %8u  %8.2f  %5.0f (%4.1f %%)  %6.1f (%4.1f %%)\n", tokens,
+                    is_down ? "down" : "gate+up", is_grouped ? 1 : used, layer * 1e6, gbs,
+                    gbs * 1e9 / peaks.read_bytes * 100, tflops, tflops * 1e12 / peaks.flop * 100);
+      }
+  }
+  return 0;
+}
+
+int run(const Shape& shape, const std::vector<uint32_t>& token_counts, uint32_t batch_max,
+        bool is_invariant) {
+  const uint32_t tokens_max = *std::max_element(token_counts.begin(), token_counts.end());
+  const kernels::Launch launch = bench_launch();
   Model model{shape};
   model.products();
   const uint64_t pool_bytes = model.used;  // whole words
@@ -212,12 +333,9 @@ int run(const Shape& shape, const std::vector<uint32_t>& token_counts, uint32_t 
   model.out[0] = allocate<float>(uint64_t{tokens_max} * shape.vocabulary);
   model.out[1] = allocate<float>(uint64_t{tokens_max} * shape.feed_forward);
   model.out[2] = allocate<float>(uint64_t{tokens_max} * shape.feed_forward);
-  // An f16 of it is 2^-7 to 2^-5: scales differ as little as those of a model. Their factor is 8.
-  fill(reinterpret_cast<uint32_t*>(model.pool), pool_bytes / 4,
-       [](uint64_t i) { return (random_word(i) & 0x87FF87FFu) | 0x20002000u; });
-  const auto unit = [](uint64_t i) { return static_cast<float>(random_word(i)) * 0x1p-32f - 0.5f; };
-  fill(model.x, uint64_t{tokens_max} * shape.feed_forward, unit);
-  fill(model.norm, shape.dim, unit);
+  fill(reinterpret_cast<uint32_t*>(model.pool), pool_bytes / 4, weight_word);
+  fill(model.x, uint64_t{tokens_max} * shape.feed_forward, random_unit);
+  fill(model.norm, shape.dim, random_unit);
   const std::vector<Product> products = model.products();
 
   ops::Limits limits{};
@@ -304,5 +422,6 @@ int main(int argument_count, char** arguments) {
   }
   if (tokens.empty()) tokens = {16, 32, 64, 128, 256, 512, 2048};
   if (format != nullptr) shape.type = shape.large_type = format->id;
+  if (shape.experts != 0) return wcuda::run_experts(shape, tokens);
   return wcuda::run(shape, tokens, batch_max, is_invariant);
 }

@@ -83,7 +83,7 @@ gpu_pack_python() {
 gpu_pack_rust_tests() {
   local name path files=()
   for path in $(grep -l '^fn gpu_' tests/*.rs); do files+=(--test "$(basename "$path" .rs)"); done
-  WORKER_CUDA_NATIVE_DIR=$1/prefix cargo test -p worker-cuda --features cuda,manifest "${files[@]}" --no-run \
+  WORKER_CUDA_NATIVE_DIR=$1/prefix cargo test -p worker-cuda --features cuda,manifest,constraints "${files[@]}" --no-run \
     --message-format=json >"$TARGET/dev/gpu-pack.json"
   python3 - "$TARGET/dev/gpu-pack.json" <<'PYTHON' | while read -r name path; do
 import json, sys

@@ -37,14 +37,18 @@ native() {
     ./wcuda_tests --gtest_filter="${GTEST_FILTER:-Gpu*:*/Gpu*}" --gtest_brief=1
 }
 
-# The tests named gpu_… of each Rust suite. A test that did nothing has not passed.
+# The tests named gpu_… of each Rust suite. A test that did nothing has not passed; those of real models run if there is
+# one.
 rust() {
-  local test output passed failed skipped code status=0
+  local test output passed failed skipped code status=0 options=(--show-output)
+  [ -n "${WCUDA_TEST_MODEL:-}" ] || options+=(--skip real_models)
   : >"$logs/rust.log"
   for test in tests/*; do
     [ -x "$test" ] || continue
+    "$test" gpu_ "${options[@]}" --list | grep -q ': test$' ||
+      { echo "$test: left out: WCUDA_TEST_MODEL names no model"; continue; }
     code=0
-    output=$(timeout 300 "$test" gpu_ --show-output 2>&1) || code=$?
+    output=$(timeout 300 "$test" gpu_ "${options[@]}" 2>&1) || code=$?
     printf '== %s\n%s\n' "$test" "$output" >>"$logs/rust.log"
     read -r passed failed < <(sed -nE 's/^test result: .* ([0-9]+) passed; ([0-9]+) failed;.*/\1 \2/p' <<<"$output") ||
       passed=0 failed=0

@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kPieceThreads<kPieces>, kPieces == 2 ? 5 : 3)
   dependent_wait();
 
   const uint32_t x_row = is_token && args.x_rows != nullptr ? args.x_rows[token] : token;
+  const uint32_t place_of_token = args.places != nullptr ? args.places[token] : token;
   const auto* const values = reinterpret_cast<const float4*>(args.x + uint64_t{x_row} * args.cols);
 #pragma unroll
   for (uint32_t i = 0; i < 2 * kPieces; ++i)
@@ -157,8 +158,8 @@ __global__ void __launch_bounds__(kPieceThreads<kPieces>, kPieces == 2 ? 5 : 3)
     }
     transpose_words(words);
     const uint32_t piece = (group + p * piece_groups) * 4 + lane;
-    if (piece >= args.out.depth / 8) continue;
-    reinterpret_cast<uint4*>(args.out.h)[args.out.piece_index(token, piece)] =
+    if (piece >= args.out.depth / 8 || place_of_token == kNoPlace) continue;
+    reinterpret_cast<uint4*>(args.out.h)[args.out.piece_index(place_of_token, piece)] =
         make_uint4(words[0], words[1], words[2], words[3]);
   }
 #endif
@@ -193,6 +194,8 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
     }
   }
 
+  const uint32_t place_of_token = args.places != nullptr ? args.places[token] : token;
+  if (place_of_token == kNoPlace) return;
   for (uint32_t piece = threadIdx.x; piece < args.out.depth / 8; piece += kInputThreads) {
     uint32_t words[4] = {};
 #pragma unroll
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
       }
       words[i / 2] |= uint32_t{float_to_half(value * scale)} << (i % 2 * 16);
     }
-    reinterpret_cast<uint4*>(args.out.h)[args.out.piece_index(token, piece)] =
+    reinterpret_cast<uint4*>(args.out.h)[args.out.piece_index(place_of_token, piece)] =
         make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
@@ -219,7 +222,8 @@ cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
   if (args.tokens == 0) return cudaSuccess;
   if (args.out.tile_tokens == 0 || args.out.depth < args.cols || args.out.depth % 64 != 0)
     return cudaErrorInvalidValue;
-  const uint32_t blocks = round_up(args.tokens, args.out.tile_tokens);
+  const uint32_t blocks =
+      args.places != nullptr ? args.tokens : round_up(args.tokens, args.out.tile_tokens);
   const uint32_t cluster = divide_up(args.out.depth, kBlockInputs);
   // With one piece or two per thread, squares are added in the same order.
   const bool is_large =

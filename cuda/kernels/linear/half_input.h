@@ -11,12 +11,17 @@
 
 namespace wcuda::kernels {
 
+constexpr uint32_t kNoPlace = UINT32_MAX;
+
 struct HalfInputArgs {
   uint32_t tokens = 0;
   uint32_t cols = 0;                 // inputs
   const float* x = nullptr;          // (…, cols); token c reads row c, or row x_rows[c]
   const uint32_t* x_rows = nullptr;  // (tokens), device memory; may be null
-  const float* norm = nullptr;       // (cols) gain of an RMS norm; null: none
+  // (tokens), device memory: where in `out.h` a token is stored, or kNoPlace; null: token c at c,
+  // and zeros up to the end of the last tile. Scales and norms stay in the order of the tokens.
+  const uint32_t* places = nullptr;
+  const float* norm = nullptr;  // (cols) gain of an RMS norm; null: none
   float epsilon = 0.0f;
   // The depth is at least cols. Inputs and the last tile are filled up with zeros; scales are 2^-s.
   HalfOperand out;

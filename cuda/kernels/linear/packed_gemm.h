@@ -5,6 +5,7 @@
 
 #include "kernels/linear/linear.h"
 #include "kernels/linear/packed_gemm_params.h"
+#include "kernels/linear/token_groups.h"
 #include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
@@ -33,5 +34,18 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
 // not fill whole groups of 32. Those past the end, up to the operand's depth, must be 0.
 bool packed_gemm_operand(const LinearArgs& args, bool is_invariant, void* input,
                          const Launch& launch, HalfOperand* operand);
+
+// Returns the bytes for the activations of a grouped layer.
+uint64_t packed_gemm_grouped_input_bytes(uint32_t cols, uint32_t tokens, uint32_t groups);
+
+// A layer whose groups of tokens each multiply matrices of their own, as experts do: one launch for
+// all, and only the device need know the sizes of the groups. matrices[m] is the first of
+// groups.count matrices of one type, shape and scale factor that follow each other in memory, and
+// biases[m] is (groups.count, rows). `input` has packed_gemm_grouped_input_bytes() bytes, aligned
+// to 256; launch.scratch is not used. Outputs of tokens without a group stay as they are. A token's
+// bits depend only on its own x and matrices. Errors as of packed_gemm, and for no group or more
+// than kTokenGroupsMax.
+cudaError_t packed_gemm_grouped(const LinearArgs& args, const TokenGroups& groups, void* input,
+                                const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -23,6 +23,11 @@
 // Each cluster computes a run of such partitions or, if memory for partial sums is short, of whole
 // tiles.
 //
+// A grouped launch (packed_gemm_grouped) has tiles of 128 tokens of one group each, which the
+// device lists (token_tiles.h). Each cluster computes whole tiles, every so many of them. Only this
+// kernel has code for groups: a branch for them makes steps of the other 0.6 to 1 % slower
+// (docs/lab/2026-11-29-grouped.md).
+//
 // The numbering of tiles lets clusters work on neighbouring tiles at the same time, so that weights
 // and activations that several of them read come from L2.
 //
@@ -75,6 +80,7 @@ struct GemmSegment {
   uint32_t k_tiles;
   uint32_t groups;  // groups of 32 inputs; together they fill whole stages of activations
   uint32_t token_tile;
+  uint32_t group;        // of a grouped launch
   bool is_half;          // the warpgroup has half of the tile's tokens
   uint32_t first_token;  // of the warpgroup
   uint32_t tokens;       // of the warpgroup, up to the end of the batch; may be 0
@@ -89,6 +95,20 @@ struct GemmSegment {
 __device__ __forceinline__ uint32_t matrix_of(const PackedGemmParams& params,
                                               const GemmSegment& segment, uint32_t warp) {
   return params.epilogue >= Epilogue::kSiluGate ? warp / 2 % 2 : segment.matrix;
+}
+
+// Returns the M-tiles of a matrix.
+__device__ __forceinline__ uint32_t m_tiles_of(uint32_t rows) {
+  return (rows + quant::kMTileRows - 1) / quant::kMTileRows;
+}
+
+// Returns the biases of a matrix, or null.
+template <bool kIsGrouped>
+__device__ __forceinline__ const float* biases_of(const PackedGemmParams& params,
+                                                  const GemmSegment& segment, uint32_t matrix) {
+  const float* const biases = params.biases[matrix];
+  if (!kIsGrouped || biases == nullptr) return biases;
+  return biases + uint64_t{segment.group} * params.rows[matrix];
 }
 
 // Iterates over the segments of a warpgroup.
@@ -115,10 +135,11 @@ struct GemmWork {
       : iteration(first_iteration(params, blockIdx.x / kGemmCluster)),
         end(first_iteration(params, blockIdx.x / kGemmCluster + 1)) {}
 
-  template <uint32_t kN>
+  template <uint32_t kN, bool kIsGrouped>
   __device__ __forceinline__ bool next(const PackedGemmParams& params, uint32_t warpgroup,
                                        GemmSegment* segment) {
     if (iteration >= end) return false;
+    if constexpr (kIsGrouped) return next_of_group<kN>(params, warpgroup, segment);
     const uint32_t tile = iteration / params.k_tile_count;
     segment->first_iteration = tile * params.k_tile_count;
     segment->first_k_tile = iteration - segment->first_iteration;
@@ -143,14 +164,47 @@ struct GemmWork {
     // Counts the rows of a warpgroup.
     const uint32_t block = is_short ? params.full_pairs + pair * 3 + (warpgroup == 1 ? 2 : rank)
                                     : pair * 4 + rank * 2 + warpgroup;
+    set_rows(params, block, segment);
+    iteration += segment->k_tiles;
+    return true;
+  }
+
+ private:
+  // A segment of a grouped launch is a whole tile.
+  template <uint32_t kN>
+  __device__ __forceinline__ bool next_of_group(const PackedGemmParams& params, uint32_t warpgroup,
+                                                GemmSegment* segment) {
+    const uint32_t place =
+        gemm_tile_place(params.tile_count, params.run_tiles, iteration / params.k_tile_count);
+    segment->token_tile = place / params.row_pairs;
+    if (segment->token_tile >= params.token_tiles) return false;
+    const TokenTile tokens = params.groups[segment->token_tile];
+    if (tokens.count == 0) return false;  // nor has any tile after it
+    segment->first_iteration = iteration;
+    segment->first_k_tile = 0;
+    segment->k_tiles = params.k_tile_count;
+    segment->groups = segment->k_tiles * 8;
+    if (kSkipsPadding<kN>) segment->groups = min(segment->groups, params.k_groups);
+    segment->group = tokens.group;
+    segment->is_half = false;
+    segment->first_token = tokens.first;
+    segment->tokens = tokens.count;
+    segment->partition = 0;
+    const uint32_t rank = blockIdx.x % kGemmCluster;
+    set_rows(params, place % params.row_pairs * 4 + rank * 2 + warpgroup, segment);
+    iteration += segment->k_tiles;
+    return true;
+  }
+
+  // Sets matrix and first row of the warpgroup's block of rows.
+  static __device__ __forceinline__ void set_rows(const PackedGemmParams& params, uint32_t block,
+                                                  GemmSegment* segment) {
     const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
     segment->matrix = 0;
     for (uint32_t m = 1; m < params.matrix_count && !is_gate; ++m)
       if (block / 2 >= params.first_tile[m]) segment->matrix = m;
     segment->first_row = (block - params.first_tile[segment->matrix] * 2) *
                          (is_gate ? kGemmGroupRows / 2 : kGemmGroupRows);
-    iteration += segment->k_tiles;
-    return true;
   }
 };
 
@@ -168,7 +222,7 @@ struct GemmWeights {
 
   // Copies the next packed tiles into stage `index`, whose previous contents the warp has read.
   // First and Second may differ in the bytes of a packed tile, but not in its number of inputs.
-  template <class First, class Second, uint32_t kN>
+  template <class First, class Second, uint32_t kN, bool kIsGrouped>
   __device__ __forceinline__ void fetch(const PackedGemmParams& params, uint32_t warp,
                                         uint32_t index) {
     static_assert(First::kPackedTiles == Second::kPackedTiles);
@@ -176,7 +230,7 @@ struct GemmWeights {
     constexpr uint32_t kPackedTiles = First::kPackedTiles / kParts;  // of a stage
     if (parts == 0) {
       GemmSegment segment;
-      if (!work.next<kN>(params, warp / 4, &segment)) return;
+      if (!work.next<kN, kIsGrouped>(params, warp / 4, &segment)) return;
       const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
       const uint32_t matrix = matrix_of(params, segment, warp);
       const uint32_t m = warp % (is_gate ? 2 : 4);
@@ -186,11 +240,12 @@ struct GemmWeights {
           First::kPackedTiles;
       packed_tile = segment.first_k_tile * First::kPackedTiles;
       parts = (segment.groups + 8 / kParts - 1) / (8 / kParts);
+      uint32_t m_tiles = row / quant::kMTileRows;  // before it
+      if (kIsGrouped) m_tiles += segment.group * m_tiles_of(params.rows[matrix]);
       m_tile =
           row < params.rows[matrix]
               ? params.packed_tiles[matrix] +
-                    (uint64_t{row / quant::kMTileRows} * params.packed_tile_count + packed_tile) *
-                        packed_tile_bytes
+                    (uint64_t{m_tiles} * params.packed_tile_count + packed_tile) * packed_tile_bytes
               : nullptr;
     }
     const uint32_t lane = threadIdx.x % 32, barrier = ring.full_barrier(index);
@@ -217,8 +272,9 @@ struct GemmWeights {
 };
 
 // Runs on one lane of the producer: copies the activations, stage by stage. Each CTA of the cluster
-// copies one half of every stage to both CTAs (multicast).
-template <uint32_t kN>
+// copies one half of every stage to both CTAs (multicast); of a grouped launch only the tokens that
+// the tile has, for the sums of others are not written.
+template <uint32_t kN, bool kIsGrouped>
 __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
                                                const Pipeline& ring) {
   constexpr uint32_t kBytes = kGemmTokenStageBytes, kHalf = kBytes / kGemmCluster;
@@ -228,7 +284,7 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
   GemmSegment segment;
   PipelineState stage;
   dependent_wait();
-  while (work.next<kN>(params, 0, &segment)) {
+  while (work.next<kN, kIsGrouped>(params, 0, &segment)) {
     const uint8_t* source =
         reinterpret_cast<const uint8_t*>(params.h) + offset +
         (uint64_t{segment.token_tile} * params.k_tile_count + segment.first_k_tile) *
@@ -237,8 +293,11 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
     for (uint32_t i = 0; i < stages; ++i, source += kBytes) {
       const uint32_t barrier = ring.full_barrier(stage.stage);
       ring.wait_empty(stage);
-      mbarrier_expect_tx(barrier, kBytes);
-      bulk_copy_multicast(ring.target(stage.stage) + offset, source, kHalf, barrier, 3);
+      // A half of a stage for 128 tokens is a panel of 64 inputs of each.
+      static_assert(!kIsGrouped || kHalf == kN * 128);
+      const uint32_t bytes = kIsGrouped ? segment.tokens * 128 : kHalf;
+      mbarrier_expect_tx(barrier, bytes * kGemmCluster);
+      bulk_copy_multicast(ring.target(stage.stage) + offset, source, bytes, barrier, 3);
       stage.advance(ring.stages);
     }
   }
@@ -246,7 +305,7 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
 
 // Adds a segment's products to the sums of a warpgroup, for kTokens of a tile's kN tokens, from
 // `first_token` on. `packed_tiles` points to weights.ring.data.
-template <class First, class Second, bool kIsSecond, uint32_t kN, uint32_t kTokens>
+template <class First, class Second, bool kIsSecond, uint32_t kN, uint32_t kTokens, bool kIsGrouped>
 __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_t groups,
                                          uint32_t warp, float scale_factor, uint32_t first_token,
                                          const uint8_t* packed_tiles, GemmWeights& weights,
@@ -265,7 +324,7 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
   constexpr uint32_t kParts = gemm_parts(Operand::kKTileBytes), kPartGroups = 8 / kParts;
   const auto next_weights = [&] {
     __syncwarp();
-    weights.fetch<First, Second, kN>(params, warp, weights.stage.stage);
+    weights.fetch<First, Second, kN, kIsGrouped>(params, warp, weights.stage.stage);
     weights.stage.advance(params.weight_stages);
   };
   const __half2 factors = __float2half2_rn(scale_factor);
@@ -495,7 +554,7 @@ __device__ __forceinline__ void finish_operand(const PackedGemmParams& params,
 
 // Stores the outputs of a warpgroup's rows of a tile, or adds them, by bulk copies: a token's rows
 // are up to 256 consecutive bytes. Two buffers of 16 tokens take turns.
-template <uint32_t kN>
+template <bool kIsGrouped, uint32_t kN>
 __device__ __forceinline__ void finish_in_bulk(const PackedGemmParams& params,
                                                const GemmSegment& segment, uint32_t warp,
                                                float weight_scale, const float (&sums)[kN / 2],
@@ -507,7 +566,7 @@ __device__ __forceinline__ void finish_in_bulk(const PackedGemmParams& params,
   const uint32_t place = warp % 4 * quant::kMTileRows + lane / 4;  // of a row, and of row + 8
   for (uint32_t i = thread; i < kN; i += 128)
     outputs->scales[i] = i < tokens ? params.scales[segment.first_token + i] * weight_scale : 0.0f;
-  const float* const biases = params.biases[segment.matrix];
+  const float* const biases = biases_of<kIsGrouped>(params, segment, segment.matrix);
   float bias[2] = {};
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i)
@@ -551,7 +610,7 @@ __device__ __forceinline__ void finish_in_bulk(const PackedGemmParams& params,
 // Writes the outputs of a warpgroup's rows of a tile. They pass through shared memory, 32 tokens at
 // a time, so that the code is short and each store covers whole cache lines. Each thread writes one
 // row, for every kStep-th token.
-template <bool kIsGate, uint32_t kN>
+template <bool kIsGate, bool kIsGrouped, uint32_t kN>
 __device__ __forceinline__ void finish(const PackedGemmParams& params, const GemmSegment& segment,
                                        uint32_t warp, float weight_scale,
                                        const float (&sums)[kN / 2], GemmOutputs* outputs) {
@@ -566,9 +625,12 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
   const bool is_silu =
       params.epilogue == Epilogue::kSiluGate || params.epilogue == Epilogue::kSiluTimes;
   float bias = 0.0f, up_bias = 0.0f;
-  if (row < rows && params.biases[segment.matrix] != nullptr)
-    bias = params.biases[segment.matrix][row];
-  if (kIsGate && row < rows && params.biases[1] != nullptr) up_bias = params.biases[1][row];
+  const float* const biases = biases_of<kIsGrouped>(params, segment, segment.matrix);
+  if (row < rows && biases != nullptr) bias = biases[row];
+  if constexpr (kIsGate) {
+    const float* const up_biases = biases_of<kIsGrouped>(params, segment, 1);
+    if (row < rows && up_biases != nullptr) up_bias = up_biases[row];
+  }
   for (uint32_t i = thread; i < kN; i += 128)
     outputs->scales[i] =
         i < segment.tokens ? params.scales[segment.first_token + i] * weight_scale : 0.0f;
@@ -615,7 +677,7 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
 
 #endif
 
-template <TensorType kType, TensorType kSecond, uint32_t kN>
+template <TensorType kType, TensorType kSecond, uint32_t kN, bool kIsGrouped = false>
 __global__ void __launch_bounds__(kGemmThreads, 1)
     packed_gemm_kernel(const __grid_constant__ PackedGemmParams params) {
 #if WCUDA_HAS_WARPGROUPS
@@ -653,10 +715,11 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   }
   prepare_operand<First>(0);
   cluster_sync();
+  if (kIsGrouped) dependent_wait();  // for the list of tiles
 
   if (warp >= kGemmWarps) {
     registers_release<32>();
-    if (threadIdx.x == kGemmWarps * 32) produce_tokens<kN>(params, tokens);
+    if (threadIdx.x == kGemmWarps * 32) produce_tokens<kN, kIsGrouped>(params, tokens);
     __syncwarp();
   } else {
     registers_acquire<232>();
@@ -666,41 +729,47 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     weights.ring.stage_bytes = params.weight_stage_bytes;
     weights.ring.stages = params.weight_stages;
     for (uint32_t i = 0; i < params.weight_stages; ++i)
-      weights.fetch<First, Second, kN>(params, warp, i);
+      weights.fetch<First, Second, kN, kIsGrouped>(params, warp, i);
 
     auto* const outputs = reinterpret_cast<GemmOutputs*>(shared + output_offset) + warp / 4;
     GemmWork work(params);
     GemmSegment segment;
     PipelineState token_stage;
-    while (work.next<kN>(params, warp / 4, &segment)) {
+    while (work.next<kN, kIsGrouped>(params, warp / 4, &segment)) {
       float sums[kN / 2] = {};
       const bool is_second = kType != kSecond && segment.matrix >= params.second_matrix;
-      const uint32_t first = segment.first_token % kN;
+      const uint32_t first = kIsGrouped ? 0 : segment.first_token % kN;
       const float scale_factor = params.scale_factors[matrix_of(params, segment, warp)];
       const uint8_t* const packed_tiles = shared + weight_offset;
       if (kType != kSecond && is_second)
-        multiply<First, Second, true, kN, kN>(params, segment.groups, warp, scale_factor, first,
-                                              packed_tiles, weights, tokens, token_stage, sums);
+        multiply<First, Second, true, kN, kN, kIsGrouped>(params, segment.groups, warp,
+                                                          scale_factor, first, packed_tiles,
+                                                          weights, tokens, token_stage, sums);
       else if (kN == kGemmShortTokens && kType == kSecond && segment.is_half)
-        multiply<First, Second, false, kN, kN / 2>(
+        multiply<First, Second, false, kN, kN / 2, kIsGrouped>(
             params, segment.groups, warp, scale_factor, first, packed_tiles, weights, tokens,
             token_stage, reinterpret_cast<float(&)[kN / 4]>(sums));
+      else if (kIsGrouped && segment.tokens <= kGroupedFewTokens)
+        multiply<First, Second, false, kN, kGroupedFewTokens, kIsGrouped>(
+            params, segment.groups, warp, scale_factor, first, packed_tiles, weights, tokens,
+            token_stage, reinterpret_cast<float(&)[kGroupedFewTokens / 2]>(sums));
       else
-        multiply<First, Second, false, kN, kN>(params, segment.groups, warp, scale_factor, first,
-                                               packed_tiles, weights, tokens, token_stage, sums);
+        multiply<First, Second, false, kN, kN, kIsGrouped>(params, segment.groups, warp,
+                                                           scale_factor, first, packed_tiles,
+                                                           weights, tokens, token_stage, sums);
       dependent_wait();
-      if (segment.k_tiles < params.k_tile_count &&
+      if (!kIsGrouped && segment.k_tiles < params.k_tile_count &&
           !join_partitions<kN>(params, segment, warp / 4, sums, outputs))
         continue;
       const float weight_scale = 1.0f / (is_second ? Second::kWeightScale : First::kWeightScale);
-      if (params.operand.out.h != nullptr)
+      if (!kIsGrouped && params.operand.out.h != nullptr)
         finish_operand<kN>(params, segment, warp, weight_scale, sums, outputs);
       else if (params.writes_in_bulk)
-        finish_in_bulk<kN>(params, segment, warp, weight_scale, sums, outputs);
+        finish_in_bulk<kIsGrouped, kN>(params, segment, warp, weight_scale, sums, outputs);
       else if (params.epilogue >= Epilogue::kSiluGate)
-        finish<true, kN>(params, segment, warp, weight_scale, sums, outputs);
+        finish<true, kIsGrouped, kN>(params, segment, warp, weight_scale, sums, outputs);
       else
-        finish<false, kN>(params, segment, warp, weight_scale, sums, outputs);
+        finish<false, kIsGrouped, kN>(params, segment, warp, weight_scale, sums, outputs);
     }
     bulk_wait();  // the outputs are in memory when the kernel ends
   }
@@ -717,6 +786,7 @@ struct GemmKernel {
   uint32_t k_tile_bytes;                              // if there are two types, the larger size
   uint32_t packed_tiles;                              // per K-tile
   void (*kernels[2])(const PackedGemmParams params);  // for each size in kGemmTileTokens
+  void (*grouped)(const PackedGemmParams params);     // null if there are two types
 };
 
 // Returns the kernels for one weight type, or for layers whose matrices have two types.
@@ -725,13 +795,20 @@ const GemmKernel* packed_gemm_kernels() {
   using First = HalfTile<kType>;
   using Second = HalfTile<kSecond>;
   static_assert(First::kOrder == Second::kOrder && First::kPackedTiles == Second::kPackedTiles);
+  static constexpr auto kGrouped = [] {
+    if constexpr (kType == kSecond)
+      return packed_gemm_kernel<kType, kSecond, kGroupedTokens, true>;
+    else
+      return nullptr;
+  };
   static constexpr GemmKernel kKernel = {
       kType,
       kSecond,
       First::kOrder,
       First::kKTileBytes > Second::kKTileBytes ? First::kKTileBytes : Second::kKTileBytes,
       First::kPackedTiles,
-      {packed_gemm_kernel<kType, kSecond, 128>, packed_gemm_kernel<kType, kSecond, 256>}};
+      {packed_gemm_kernel<kType, kSecond, 128>, packed_gemm_kernel<kType, kSecond, 256>},
+      kGrouped()};
   return &kKernel;
 }
 

@@ -53,8 +53,17 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
   using Operand = typename Shape::Operand;
   extern __shared__ __align__(128) uint8_t mma_shared[];
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t first_token = blockIdx.x % params.token_tiles * kMmaTokens;
-  const uint32_t tokens = min(params.tokens - first_token, kMmaTokens);
+  const uint32_t token_tile = blockIdx.x % params.token_tiles;
+  uint32_t first_token = token_tile * kMmaTokens, group = 0;
+  uint32_t tokens = min(params.tokens - first_token, kMmaTokens);
+  if (params.groups != nullptr) {
+    dependent_wait();
+    const TokenTile tile = params.groups[token_tile];
+    if (tile.count == 0) return;
+    group = tile.group;
+    first_token = tile.first;
+    tokens = tile.count;
+  }
   const uint32_t first_row =
       (blockIdx.x / params.token_tiles * Shape::kWarps + warp) * quant::kMTileRows;
   const uint32_t step_count = params.k_tile_count * 2;
@@ -62,9 +71,11 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
   // Warps past the end of the matrix compute its last M-tile again and write nothing.
   const uint32_t last_m_tile = (params.rows - 1) / quant::kMTileRows;
   const uint8_t* const m_tile =
-      params.packed_tiles + min(first_row / quant::kMTileRows, last_m_tile) * params.m_tile_bytes;
+      params.packed_tiles +
+      (uint64_t{group} * (last_m_tile + 1) + min(first_row / quant::kMTileRows, last_m_tile)) *
+          params.m_tile_bytes;
   const uint8_t* const h = reinterpret_cast<const uint8_t*>(params.h) +
-                           uint64_t{first_token / kMmaTokens} * step_count * kMmaTokenBytes;
+                           uint64_t{token_tile} * step_count * kMmaTokenBytes;
   const auto token_stage = [&](uint32_t step) { return step % 2 * kMmaTokenBytes; };
   const auto weight_stage = [&](uint32_t step) {
     const uint32_t stage = step / Shape::kSteps % 2;
@@ -83,7 +94,7 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
     const uint8_t* const source = h + uint64_t{step} * kMmaTokenBytes;
     const uint32_t target = shared_address(mma_shared) + token_stage(step);
     for (uint32_t i = threadIdx.x * 16; i < kMmaTokenBytes; i += Shape::kWarps * 512)
-      copy_async_16(target + i, source + i);
+      copy_async_16(target + i, source + i, i % kMmaPanelBytes < tokens * 128 ? 16 : 0);
   };
 
   const __half2 factor = __float2half2_rn(params.scale_factor);
@@ -147,7 +158,7 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
     float* const output = params.output + uint64_t{first_token + column} * params.rows + row;
     const float scale = params.scales[first_token + column] * sum_factor;
     float value = sums[i / 4][i % 4] * scale;
-    if (params.bias != nullptr) value += params.bias[row];
+    if (params.bias != nullptr) value += params.bias[uint64_t{group} * params.rows + row];
     if (params.epilogue == Epilogue::kAdd)
       value += *output;
     else if (params.epilogue != Epilogue::kStore)

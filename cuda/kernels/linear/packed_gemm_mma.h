@@ -4,6 +4,7 @@
 
 #include "kernels/linear/half_input.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/token_groups.h"
 #include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
@@ -20,6 +21,7 @@ struct GemmMmaParams {
   Epilogue epilogue;            // kStore, kAdd, kSiluTimes or kGeluTanhTimes
   const uint16_t* h;            // (token_tiles, k_tile_count * 4, kMmaTokens, 64)
   const float* scales;          // (tokens)
+  const TokenTile* groups;      // (token_tiles) of a grouped launch, else null
   const uint8_t* packed_tiles;  // (rows / 16, m_tile_bytes)
   float scale_factor;
   const float* bias;  // (rows); may be null
@@ -34,7 +36,15 @@ struct GemmMmaKernel {
   void (*kernel)(const GemmMmaParams params);
 };
 
-// As packed_gemm, but a token's bits depend only on its own x.
-cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& launch);
+// The tiles of kMmaTokens tokens of a grouped launch (token_tiles.h).
+struct TokenTiles {
+  const TokenTile* tiles = nullptr;  // device memory; null: all tokens have the same matrices
+  uint32_t count = 0;
+};
+
+// As packed_gemm, but a token's bits depend only on its own x and matrices. `half` has all but
+// tile_tokens and order.
+cudaError_t packed_gemm_mma(const LinearArgs& args, HalfInputArgs half, const TokenTiles& tiles,
+                            const Launch& launch);
 
 }  // namespace wcuda::kernels

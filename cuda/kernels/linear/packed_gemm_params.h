@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/linear/linear.h"
+#include "kernels/linear/token_groups.h"
 #include "kernels/shared/input_order.h"
 #include "kernels/shared/packed_tile.h"
 
@@ -16,6 +17,8 @@ constexpr uint32_t kGemmThreads = kGemmWarps * 32 + 128;
 constexpr uint32_t kGemmCluster = 2;
 constexpr uint32_t kGemmPartitionsMax = 8;
 constexpr uint32_t kGemmShortTokens = 256;  // of tiles that may be short
+// Tokens per tile of a grouped launch. A tile of at most kGroupedFewTokens has narrower MMAs.
+constexpr uint32_t kGroupedTokens = 128, kGroupedFewTokens = 32;
 constexpr uint32_t kGemmStagesMax = 8;
 // Shared memory of a CTA. An SM has 227 KB, of which 8 KB are left for codebook tables.
 constexpr uint32_t kGemmSharedBytes = 219 * 1024;
@@ -95,6 +98,10 @@ struct PackedGemmParams {
   const float* norms;  // (tokens) of the input; if there is an operand
   float* partials;     // (CTAs, 2, warpgroups, kN / 8, 128, 4) partial sums
   uint32_t* counters;  // (CTAs, warpgroups); zero before and after each launch
+  // Of a grouped launch, else null: (token_tiles) the tokens of each tile. Tiles without any come
+  // last.
+  const TokenTile* groups;
+  uint32_t row_pairs;  // pairs of tiles of rows, for each tile of tokens
 };
 
 }  // namespace wcuda::kernels

@@ -4,6 +4,7 @@
 
 #include "kernels/linear/linear_table.h"
 #include "kernels/linear/packed_gemm_params.h"
+#include "kernels/linear/token_groups.h"
 #include "kernels/shared/rounding.h"
 
 namespace wcuda::kernels {
@@ -80,6 +81,19 @@ void consider_short_pairs(const GemmLayer& layer, const GemmCosts& costs, GemmPl
   }
 }
 
+// Each cluster computes whole tiles, every so many of them, because how many have tokens is known
+// only on the device. Those without come last, so that all clusters have as many of them, or one
+// more.
+GemmPlan plan_groups(const GemmLayer& layer, GemmPlan plan) {
+  plan.tile_tokens = kGroupedTokens;
+  plan.token_tiles = token_tiles_max(layer.tokens, layer.groups, plan.tile_tokens);
+  const uint32_t tiles = divide_up(plan.row_tiles, kGemmCluster) * plan.token_tiles;
+  plan.clusters = std::min(std::max(layer.sm_count / kGemmCluster, 1u), tiles);
+  plan.iteration_count = round_up(tiles, plan.clusters) * layer.k_tiles;
+  plan.tile_pieces = 1;
+  return plan;
+}
+
 }  // namespace
 
 uint32_t invariant_partitions(uint32_t rows, uint32_t k_tiles, uint32_t sm_count) {
@@ -116,6 +130,8 @@ GemmPlan plan_gemm(const GemmLayer& layer) {
   }
   if (plan.weight_stages < 2 || plan.row_tiles == 0) return plan;
 
+  if (layer.groups != 0) return plan_groups(layer, plan);
+
   const GemmPlan start = plan;
   uint64_t best = UINT64_MAX;
   const auto consider = [&](uint64_t cost, const GemmPlan& other) {
@@ -128,8 +144,8 @@ GemmPlan plan_gemm(const GemmLayer& layer) {
     const GemmCosts& costs = find_costs(kGemmCosts, kCapability, tile_tokens);
     GemmPlan other = start;
     other.tile_tokens = tile_tokens;
-    const uint32_t tiles =
-        divide_up(plan.row_tiles, kGemmCluster) * divide_up(layer.tokens, other.tile_tokens);
+    other.token_tiles = divide_up(layer.tokens, tile_tokens);
+    const uint32_t tiles = divide_up(plan.row_tiles, kGemmCluster) * other.token_tiles;
     const uint32_t iterations = other.iteration_count = tiles * layer.k_tiles;
     if (layer.partitions != 0) {
       // Clusters compute runs of partitions if the memory holds the partial sums of all, else of

@@ -15,12 +15,15 @@ struct GemmLayer {
   bool may_have_short_pairs = false;
   uint32_t k_tile_bytes = 0;  // of 16 rows; if there are two types, the larger
   uint32_t sm_count = 0;
+  // Groups of tokens, each with matrices of its own; 0: all tokens have the same.
+  uint32_t groups = 0;
   // Partitions of K, summed separately and then added in order; 0: the fastest choice.
   uint32_t partitions = 0;
 };
 
 struct GemmPlan {
   uint32_t tile_tokens = 0;
+  uint32_t token_tiles = 0;  // with groups, the most that they can have
   uint32_t row_tiles = 0;
   uint32_t first_tile[3] = {};  // of rows, of each matrix
   uint32_t iteration_count = 0;

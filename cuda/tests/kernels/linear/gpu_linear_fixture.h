@@ -38,6 +38,9 @@ struct LinearCase {
   float x_scale = 1.0f;
   bool is_centred =
       false;  // Q2_K, Q4_K, Q5_K: mins in the middle of the codes, as models have them
+  // Columns of each group, which has matrices and biases of its own; columns past the last group
+  // have none. Empty: one matrix for all columns.
+  std::vector<uint32_t> groups = {};
 };
 
 class LinearProblem {
@@ -54,11 +57,16 @@ class LinearProblem {
       for (uint32_t k = 0; k < c.cols; ++k) norm_.push_back(random_unit(2, k) * 2.0f);
     if (c.has_x_rows)
       for (uint32_t i = 0; i < c.columns; ++i) x_rows_.push_back((i * 7 + 2) % x_count);
+    for (size_t g = 0; g < c.groups.size(); ++g)
+      group_of_.insert(group_of_.end(), c.groups[g], static_cast<uint32_t>(g));
+    const auto groups = std::max(static_cast<uint32_t>(c.groups.size()), 1u);
     for (size_t m = 0; m < c.types.size(); ++m) {
-      matrices_.push_back(tame_matrix(*quant::find_format(c.types[m]), c.rows[m], c.cols));
+      const uint32_t all_rows = groups * c.rows[m];
+      matrices_.push_back(tame_matrix(*quant::find_format(c.types[m]), all_rows, c.cols));
       if (c.is_centred) centre(matrices_[m]);
+      if (!c.groups.empty()) pack_groups(matrices_[m], c.rows[m]);
       biases_.emplace_back();
-      for (uint32_t r = 0; c.has_bias && r < c.rows[m]; ++r)
+      for (uint32_t r = 0; c.has_bias && r < all_rows; ++r)
         biases_[m].push_back(random_unit(3 + m, r) * 5.0f);
       previous_.emplace_back();
       for (uint64_t i = 0; i < uint64_t{c.columns} * c.rows[m]; ++i)
@@ -116,8 +124,8 @@ class LinearProblem {
     args.matrix_count = static_cast<uint32_t>(matrices_.size());
     std::vector<std::unique_ptr<DeviceArray<float>>> device_outputs;
     for (size_t m = 0; m < matrices_.size(); ++m) {
-      args.matrices[m] = {device_packed_tiles_[m]->data(), matrices_[m].format->id,
-                          matrices_[m].rows, matrices_[m].cols, scale_factor_of(matrices_[m])};
+      args.matrices[m] = {device_packed_tiles_[m]->data(), matrices_[m].format->id, case_.rows[m],
+                          matrices_[m].cols, scale_factor_of(matrices_[m])};
       if (case_.has_bias) args.biases[m] = device_biases_[m]->data();
       const float* const begin = previous_[m].data() + uint64_t{first} * case_.rows[m];
       device_outputs.push_back(std::make_unique<DeviceArray<float>>(
@@ -146,7 +154,9 @@ class LinearProblem {
       const uint32_t rows = case_.rows[m];
       ASSERT_EQ(outputs[m].size(), uint64_t{case_.columns} * rows);
       double error_sum = 0, square_sum = 0;
-      for (uint64_t i = 0; i < outputs[m].size(); ++i) {
+      for (uint64_t i = products[m].values.size(); i < outputs[m].size(); ++i)
+        ASSERT_EQ(outputs[m][i], previous_[m][i]) << "a column without a group";
+      for (uint64_t i = 0; i < products[m].values.size(); ++i) {
         double expected = products[m].values[i], bound = products[m].bounds[i];
         if (case_.epilogue == Epilogue::kAdd) expected += previous_[m][i];
         if (is_gate()) {
@@ -165,7 +175,7 @@ class LinearProblem {
         error_sum += error * error / (norm * norm);
         square_sum += 1;
       }
-      if (is_gate()) continue;
+      if (is_gate() || square_sum == 0) continue;
       EXPECT_LE(std::sqrt(error_sum / square_sum), error_max) << "matrix " << m;
     }
   }
@@ -218,6 +228,18 @@ class LinearProblem {
     read_file(matrix);
   }
 
+  // Packed tiles of the matrices of all groups, which follow each other in the file.
+  static void pack_groups(RandomMatrix& matrix, uint32_t rows) {
+    const size_t group_bytes = matrix.file.size() / (matrix.rows / rows);
+    matrix.packed_tiles.clear();
+    for (auto begin = matrix.file.begin(); begin != matrix.file.end();
+         begin += static_cast<ptrdiff_t>(group_bytes)) {
+      const std::vector<uint8_t> file(begin, begin + static_cast<ptrdiff_t>(group_bytes));
+      const std::vector<uint8_t> tiles = pack_tiles(*matrix.format, rows, matrix.cols, file);
+      matrix.packed_tiles.insert(matrix.packed_tiles.end(), tiles.begin(), tiles.end());
+    }
+  }
+
   // Values and packed tiles of a matrix whose file has changed.
   static void read_file(RandomMatrix& matrix) {
     const quant::Format& format = *matrix.format;
@@ -238,7 +260,10 @@ class LinearProblem {
                                 ? 0x1p-25 * kernels::kScaleFactorDivisor / scale_factor_of(matrix)
                                 : 0.0;
     std::vector<double> h(cols);
-    for (uint32_t c = 0; c < case_.columns; ++c) {
+    const uint32_t columns =
+        case_.groups.empty() ? case_.columns : static_cast<uint32_t>(group_of_.size());
+    for (uint32_t c = 0; c < columns; ++c) {
+      const uint64_t first_row = case_.groups.empty() ? 0 : uint64_t{group_of_[c]} * rows;
       const float* x = &x_[uint64_t{case_.has_x_rows ? x_rows_[c] : c} * cols];
       double square_sum = 0, norm = 0;
       for (uint32_t k = 0; k < cols; ++k) square_sum += double{x[k]} * x[k];
@@ -251,7 +276,7 @@ class LinearProblem {
         // Several sums at a time: a single one waits for each of its additions.
         constexpr uint32_t kSums = 8;
         double sums[kSums] = {}, magnitudes[kSums] = {};
-        const float* w = &matrix.values[uint64_t{r} * cols];
+        const float* w = &matrix.values[(first_row + r) * cols];
         for (uint32_t first = 0; first + kSums <= cols; first += kSums)
           for (uint32_t i = 0; i < kSums; ++i) {
             const double value = w[first + i] * h[first + i];
@@ -266,7 +291,7 @@ class LinearProblem {
         const double magnitude = std::accumulate(magnitudes, magnitudes + kSums, 0.0);
         norm += sum * sum;
         result.bounds.push_back(magnitude * 4 * 0x1p-11 + inputs * smallest);
-        result.values.push_back(sum + (case_.has_bias ? biases_[m][r] : 0.0f));
+        result.values.push_back(sum + (case_.has_bias ? biases_[m][first_row + r] : 0.0f));
       }
       result.norms.push_back(std::sqrt(norm / rows));
     }
@@ -276,6 +301,7 @@ class LinearProblem {
   LinearCase case_;
   std::vector<float> x_, norm_;
   std::vector<uint32_t> x_rows_;
+  std::vector<uint32_t> group_of_;  // (columns that have one)
   std::vector<RandomMatrix> matrices_;
   std::vector<std::vector<float>> biases_, previous_;
   std::unique_ptr<DeviceArray<float>> device_x_, device_norm_;

@@ -78,6 +78,38 @@ TEST(PackedGemmPlan, every_layer_fits) {
           }
 }
 
+// All clusters have the same number of whole tiles, whichever of them turn out to have tokens.
+TEST(PackedGemmPlan, groups_have_whole_tiles_in_equal_runs) {
+  for (const uint32_t tokens : {1u, 64u, 512u, 5000u, 32768u})
+    for (const uint32_t groups : {1u, 8u, 128u, 1024u})
+      for (const uint32_t sm_count : {2u, 7u, 132u}) {
+        GemmLayer layer = layer_of(tokens, 2048, {768}, true);
+        layer.groups = groups;
+        layer.sm_count = sm_count;
+        const GemmPlan plan = plan_gemm(layer);
+        ASSERT_EQ(plan.tile_tokens, kGroupedTokens);
+        ASSERT_EQ(plan.row_tiles, 12u);
+        // Even if all groups but one have one token.
+        const uint32_t others = std::min(groups - 1, tokens - 1);
+        ASSERT_GE(plan.token_tiles,
+                  others + (tokens - others + kGroupedTokens - 1) / kGroupedTokens);
+        ASSERT_LE(plan.token_tiles, tokens / kGroupedTokens + std::min(groups, tokens));
+        const uint32_t tiles = plan.iteration_count / layer.k_tiles;
+        ASSERT_EQ(plan.iteration_count, tiles * layer.k_tiles);
+        ASSERT_EQ(tiles % plan.clusters, 0u);
+        ASSERT_GE(tiles, 6 * plan.token_tiles);
+        ASSERT_LT(tiles, 6 * plan.token_tiles + plan.clusters);
+        ASSERT_LE(plan.clusters, std::max(sm_count / 2, 1u));
+        ASSERT_EQ(plan.tile_pieces, 1u);
+        ASSERT_EQ(plan.partitions, 1u);
+        // A cluster's tiles are in ascending order, so that those without tokens come last.
+        const uint32_t run = tiles / plan.clusters;
+        for (uint32_t j = 0; j < run; ++j)
+          ASSERT_EQ(gemm_tile_place(tiles, run, (plan.clusters - 1) * run + j),
+                    j * plan.clusters + plan.clusters - 1);
+      }
+}
+
 // A cluster's run of tiles ends with a short one where whole ones would leave other clusters idle.
 TEST(PackedGemmPlan, short_pairs_of_tiles_fill_the_last_round) {
   struct Expected {
