@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ./fidelity.sh MODEL: logits on 2,048 positions on the GPU against those of a forward pass in f32 numpy, and
-# greedy answers compared with the host's and with those with drafts; bounds: docs/NUMERICS.md. Needs a python3 that
-# has numpy.
+# ./fidelity.sh MODEL: logits on the GPU, on 2,048 positions of four texts in the model's own tokens, against those of
+# a forward pass in f32 numpy, and greedy answers compared with the host's and with those with drafts; bounds:
+# docs/NUMERICS.md. Needs a python3 that has numpy.
 set -uo pipefail
 model=$(realpath "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -11,10 +11,22 @@ oracle=tree/tools/oracle work=$(mktemp -d) status=0
 trap 'rm -rf "$work"' EXIT
 sizes=(1 8 64 256 512) # tokens a step; each takes other kernels
 
+# Each text has 512 tokens, or is repeated until it has.
+python3 - "$model" >"$work/tokens.json" <<'PYTHON' || exit 1
+import itertools, json, subprocess, sys
+texts = ("english", "languages", "code", "chat")
+def tokens(text):
+    command = ["./worker-orcd", "tokenize", "--parse-special", "--json", "--model", sys.argv[1], "--file"]
+    file = f"tree/tests/data/fidelity/{text}.txt"
+    return json.loads(subprocess.run([*command, file], check=True, stdout=subprocess.PIPE).stdout)["tokens"]
+sequences = [list(itertools.islice(itertools.cycle(tokens(text)), 512)) for text in texts]
+json.dump({"texts": texts, "sequences": sequences}, sys.stdout)
+PYTHON
+
 compare() {
   echo "== fidelity, $1 tokens a step"
   python3 $oracle/fidelity.py compare --model "$model" --logits "$work/$1.f32" --reference "$work/reference.npy" \
-    --max-kl 3e-4 --min-top1 99 && touch "$work/$1.good"
+    --tokens "$work/tokens.json" --max-kl 3e-4 --min-top1 99 && touch "$work/$1.good"
 }
 
 # greedy ENGINE, as greedy.py names it
@@ -25,7 +37,7 @@ greedy() {
 }
 
 for size in "${sizes[@]}"; do
-  ./worker-orcd logits --backend cuda --batch "$size" --model "$model" --tokens tree/tests/data/fidelity/tokens.json \
+  ./worker-orcd logits --backend cuda --batch "$size" --model "$model" --tokens "$work/tokens.json" \
     --out "$work/$size.f32" || status=1
 done
 # The first makes the reference for all.
