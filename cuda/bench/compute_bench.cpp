@@ -1,7 +1,7 @@
-// Speed of run-time kernels, matrix products, fill and copies on a CUDA device, each next to the
-// raw call of the driver or library in turns: compute_bench [FOLDER_OF_NVRTC]. Results are checked
-// first; a row is the median of 200 samples, of 5 where one moves 8 GiB. A rate has its share of
-// the device's limit; the limit of the bus is the raw copy.
+// Speed of run-time kernels, matrix products, the catalogue, fill and copies on a CUDA device, most
+// next to the raw call of the driver or library in turns: compute_bench [FOLDER_OF_NVRTC]. Results
+// are checked first; a row is the median of 200 samples, of 5 where one moves 8 GiB. A rate has its
+// share of the device's limit; the limit of the bus is the raw copy.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -133,6 +133,7 @@ class Bench {
     part("matrix products",
          products(WCUDA_GEMM_BF16, lt::kRealBf16, 2, limits_.flop, "gemm 4096 bf16"));
     part("matmul", matmul());
+    part("catalogue", catalogue());
     part("memory", memory());
     return {};
   }
@@ -437,6 +438,59 @@ class Bench {
         "matmul 1024 f32", 2e-9 * n * n * n / times.raw, info.host_thread_count,
         2e-9 * n * n * n / times.ours, times.raw / times.ours,
         200.0 * n * n * n / times.ours / limits_.flop_f32, 1e-9 * limits_.flop_f32);
+    return {};
+  }
+
+  // A kernel of each kind that the catalogue has, by the bytes that it moves.
+  Status catalogue() {
+    constexpr uint64_t rows = 8192, width = 32768, n = rows * width, seed = 5, offset = 0;
+    constexpr uint64_t bytes = n * sizeof(float);
+    constexpr float low = 0.0f, high = 1.0f;
+    wcuda_buffer buffers[3];
+    for (wcuda_buffer& each : buffers) {
+      WCUDA_ASSIGN(each, buffer(bytes));
+      BENCH_CALL(wcuda_buffer_fill(each, 0, bytes, 0x3f800000, 4, error));  // 1.0
+    }
+    const wcuda_argument x = buffer_argument(buffers[0]), y = buffer_argument(buffers[1]),
+                         out = buffer_argument(buffers[2]),
+                         count = value_argument(WCUDA_ARG_U64, &n);
+    struct Row {
+      const char* name;
+      double moved;
+      std::vector<wcuda_argument> arguments;
+      float least, most;  // of each of its first outputs
+    };
+    const Row table[] = {
+        {"vector_add", 3.0 * bytes, {x, y, out, count}, 2.0f, 2.0f},
+        {"softmax",
+         2.0 * bytes,
+         {x, out, value_argument(WCUDA_ARG_U64, &rows), value_argument(WCUDA_ARG_U64, &width)},
+         0.999f / width,
+         1.001f / width},
+        {"reduce_sum", 1.0 * bytes, {x, out, count}, 0.999999f * n, 1.000001f * n},
+        {"uniform",
+         1.0 * bytes,
+         {out, value_argument(WCUDA_ARG_F32, &low), value_argument(WCUDA_ARG_F32, &high), count,
+          value_argument(WCUDA_ARG_U64, &seed), value_argument(WCUDA_ARG_U64, &offset)},
+         low,
+         high},
+    };
+    for (const Row& row : table) {
+      const Run ours = [&]() -> Status {
+        BENCH_CALL(wcuda_catalogue_run(context_, {row.name, std::strlen(row.name)}, WCUDA_ARG_F32,
+                                       row.arguments.data(), row.arguments.size(), {0}, error));
+        return synchronize(context_);
+      };
+      WCUDA_ASSIGN(const Pair pair, in_turns(kLargeSamples, nullptr, ours));
+      float first = 0;
+      BENCH_CALL(wcuda_buffer_read(buffers[2], 0, &first, sizeof first, error));
+      if (!(first >= row.least && first <= row.most))
+        return Status::error(WCUDA_INTERNAL, "%s is wrong: %g", row.name, double(first));
+      std::printf("%-34s %9.1f GB/s  %5.1f %% of %.1f\n",
+                  (std::string(row.name) + ", f32, 1 GiB").c_str(), 1e-9 * row.moved / pair.ours,
+                  100 * row.moved / pair.ours / limits_.read_bytes, 1e-9 * limits_.read_bytes);
+    }
+    drop_buffers();
     return {};
   }
 

@@ -1,8 +1,10 @@
 // Speed of the kernels that no other bench has: embed, repack, half_input, packed_gemm of this
 // build (packed_gemm_mma without code for sm_90a), the fused layers, the small kernels of a step,
-// pad_matrix, expand_vector.
+// pad_matrix, expand_vector, and those of draft heads.
 // Each result is checked first; prints the least and the median time of a launch in a graph of many
 // over memory beyond L2, and GB/s or TFLOP/s with the share of the limit.
+#include "bench/kernel_bench.h"
+
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -13,7 +15,6 @@
 #include <functional>
 #include <vector>
 
-#include "bench/device_limits.h"
 #include "bench/random_blocks.h"
 #include "kernels/attention/attention_plan.h"
 #include "kernels/linear/fused_layers.h"
@@ -37,49 +38,13 @@ namespace {
 
 using namespace wcuda;
 using namespace wcuda::kernels;
+using bench::check, bench::device_array, bench::to_host;
 
-constexpr int kRepeats = 11;
 constexpr uint64_t kPoolBytes = 2ull << 30;
 
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "kernel_bench: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-void check(bool is_right, const char* what) {
-  if (is_right) return;
-  std::fprintf(stderr, "kernel_bench: %s: wrong result\n", what);
-  std::exit(1);
-}
-
-template <class T>
-T* device_array(uint64_t count) {
-  void* data = nullptr;
-  check(cudaMalloc(&data, std::max<uint64_t>(count * sizeof(T), 256)), "cudaMalloc");
-  check(cudaMemset(data, 0, count * sizeof(T)), "cudaMemset");
-  return static_cast<T*>(data);
-}
-template <class T>
-T* device_array(const std::vector<T>& values) {
-  auto* const data = device_array<T>(values.size());
-  check(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
-  return data;
-}
-template <class T>
-std::vector<T> to_host(const T* data, uint64_t count) {
-  std::vector<T> values(count);
-  check(cudaMemcpy(values.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost), "copy");
-  return values;
-}
-
-class Bench {
+class Bench : bench::KernelBench {
  public:
-  Bench() : limits_(bench::device_limits()) {
-    check(cudaStreamCreate(&launch_.stream), "stream");
-    check(cudaDeviceGetAttribute(&launch_.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
-    launch_.compute_capability = launch_capability();
-    launch_.is_dependent = true;
-  }
+  using KernelBench::kRepeats;
 
   // A matrix of 8B's feed-forward layers, of one type.
   void matrix(TensorType type) {
@@ -478,47 +443,6 @@ class Bench {
     check(cudaStreamSynchronize(launch_.stream), "repack");
     cudaFree(file);
   }
-
-  // Queues body(0 … count - 1) once as a graph, which then runs kRepeats times. `flop`: of a kernel
-  // that the tensor cores limit.
-  void measure(const char* kernel, const char* type, uint32_t count, double bytes,
-               const std::function<cudaError_t(uint32_t)>& body, double flop = 0) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    check(body(0), kernel);
-    check(cudaStreamSynchronize(launch_.stream), kernel);
-    check(cudaStreamBeginCapture(launch_.stream, cudaStreamCaptureModeThreadLocal), "capture");
-    for (uint32_t i = 0; i < count; ++i) check(body(i), kernel);
-    check(cudaStreamEndCapture(launch_.stream, &graph), "capture");
-    check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-    cudaEvent_t begin, end;
-    check(cudaEventCreate(&begin), "event");
-    check(cudaEventCreate(&end), "event");
-    std::vector<double> seconds;
-    for (int i = 0; i < kRepeats + 1; ++i) {
-      check(cudaEventRecord(begin, launch_.stream), "event");
-      check(cudaGraphLaunch(exec, launch_.stream), "launch");
-      check(cudaEventRecord(end, launch_.stream), "event");
-      check(cudaStreamSynchronize(launch_.stream), kernel);
-      float ms = 0;
-      check(cudaEventElapsedTime(&ms, begin, end), "time");
-      if (i > 0) seconds.push_back(ms * 1e-3 / count);
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    std::sort(seconds.begin(), seconds.end());
-    const double median = seconds[seconds.size() / 2];
-    std::printf("%-20s %-8s %9.2f us %9.2f us", kernel, type, seconds[0] * 1e6, median * 1e6);
-    bench::print_bandwidth(bytes, median, limits_);
-    if (flop != 0) bench::print_flops(flop, median, limits_);
-    std::printf("\n");
-    std::fflush(stdout);
-  }
-
-  const bench::DeviceLimits limits_;
-  Launch launch_;
 };
 
 }  // namespace
@@ -527,7 +451,7 @@ int main() {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   std::printf("%s, %d SM; least and median of %d\n", properties.name,
-              properties.multiProcessorCount, kRepeats);
+              properties.multiProcessorCount, Bench::kRepeats);
   Bench bench;
   for (const TensorType type : {TensorType::kF16, TensorType::kQ8_0, TensorType::kQ4_K,
                                 TensorType::kQ6_K, TensorType::kIQ4_XS})
@@ -540,5 +464,6 @@ int main() {
   bench.rows();
   bench.scatter();
   bench.pages();
+  wcuda::bench::bench_draft_heads();
   return 0;
 }

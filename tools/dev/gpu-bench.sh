@@ -63,22 +63,25 @@ describe_machine() {
   echo "$(nproc) processors, load average $(cut -d' ' -f1-3 /proc/loadavg)"
 }
 
-# Every *_bench of kernels. One that requires an argument runs once per argument.
+# Every *_bench of kernels, once per list of arguments.
 bench_kernels() {
-  local bench name argument
+  local bench name arguments list
   for bench in "$bin"/*_bench; do
     name=$(basename "$bench")
     case $name in
       draft_bench | e2e_bench | host_* | sampling_bench) continue ;; # whole models, the host
       linear_bench) set -- layers shapes ;;
+      gemm_bench) set -- "" "-m 30b-a3b" ;;
       memory_bench | zctl_bench) set -- cuda ;;
       compute_bench) set -- "${WCUDA_TEST_NVRTC:-}" ;; # the folder of NVRTC
       *) set -- "" ;;
     esac
     : >"$out/$name.txt"
-    for argument; do
-      echo "== $name $argument"
-      timeout 300 "$bench" ${argument:+"$argument"} 2>&1 | tee -a "$out/$name.txt" || echo "$name failed"
+    for arguments; do
+      echo "== $name $arguments"
+      read -ra list <<<"$arguments"
+      [ "$name" != compute_bench ] || list=(${arguments:+"$arguments"}) # may have spaces
+      timeout 300 "$bench" "${list[@]}" 2>&1 | tee -a "$out/$name.txt" || echo "$name failed"
     done
   done
 }
