@@ -380,8 +380,9 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
 template <class EngineA, class EngineB, uint32_t T, bool kCluster>
 __global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
     linear_vector_kernel(const __grid_constant__ VectorParams params) {
+  // Code for an architecture has only the form that its launches use.
 #if __CUDA_ARCH__ >= 900
-  constexpr bool kIsCompiled = true;
+  constexpr bool kIsCompiled = kCluster;
 #else
   constexpr bool kIsCompiled = !kCluster;
 #endif

@@ -65,7 +65,9 @@ struct SampleArgs {
   void* scratch = nullptr;          // sample_scratch_bytes, aligned to 256
 };
 
-// Returns the size of SampleArgs::scratch; 0 if a row's logits fit into the blocks' shared memory.
+// Returns the size of SampleArgs::scratch for the blocks that the launcher chooses; 0 if a row's
+// logits fit into their shared memory. For a blocks_per_row whose shared memory is too small: 4
+// bytes per token of the vocabulary and row.
 uint64_t sample_scratch_bytes(uint32_t max_rows, uint32_t vocabulary, int32_t compute_capability);
 
 // One or two kernels, whose shape depends only on row_count, has_filters, vocabulary and

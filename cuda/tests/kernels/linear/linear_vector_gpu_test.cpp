@@ -1,5 +1,5 @@
 // linear_vector against double precision over unpacked weights, for formats, shapes, token counts
-// and epilogues; that its results repeat; that kernels without clusters agree.
+// and epilogues; that its results repeat.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,9 +7,9 @@
 #include <memory>
 
 #include "kernels/linear/linear_vector.h"
-#include "kernels/ptx/code.h"
 #include "llm/quant/random_tiles.h"
 #include "support/device_array.h"
+#include "support/device_launch.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -24,7 +24,6 @@ struct Case {
   uint32_t tokens = 1;
   bool has_norm = false, has_bias = false, has_x_rows = false;
   Epilogue epilogue = Epilogue::kStore;
-  int32_t compute_capability = 90;
   bool is_dependent = false;
 };
 
@@ -34,8 +33,7 @@ std::string describe(const Case& c) {
     text += "type " + std::to_string(c.types[i]) + " rows " + std::to_string(c.rows[i]) + ", ";
   return text + std::to_string(c.cols) + " cols, " + std::to_string(c.tokens) + " tokens, norm " +
          std::to_string(c.has_norm) + ", epilogue " +
-         std::to_string(static_cast<uint32_t>(c.epilogue)) + ", cc " +
-         std::to_string(c.compute_capability);
+         std::to_string(static_cast<uint32_t>(c.epilogue));
 }
 
 constexpr float kEpsilon = 1e-5f;
@@ -97,10 +95,7 @@ class Problem {
       outputs.push_back(std::make_unique<DeviceArray<float>>(before_[i]));
       args.outputs[i] = outputs[i]->data();
     }
-    Launch launch;
-    cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0);
-    // Of code from before 90 there is only the version of its time.
-    launch.compute_capability = std::min(case_.compute_capability, kernels::launch_capability());
+    Launch launch = testing::device_launch();
     launch.is_dependent = case_.is_dependent;
     const uint64_t scratch_bytes = linear_vector_scratch_bytes(args, launch);
     if (scratch_ == nullptr) {
@@ -235,41 +230,38 @@ TEST(GpuLinearVector, products_of_every_format_and_token_count) {
 
 TEST(GpuLinearVector, norm_bias_rows_and_epilogues) {
   for (const quant::Format* format : formats())
-    for (const int32_t compute_capability : {90, 80})
-      for (const Epilogue epilogue :
-           {Epilogue::kStore, Epilogue::kAdd, Epilogue::kSiluGate, Epilogue::kGeluTanhGate}) {
-        Case c;
-        c.types = {format->id, format->id};
-        c.rows = is_gate(epilogue) ? std::vector<uint32_t>{77, 77} : std::vector<uint32_t>{16, 91};
-        c.cols = 768;
-        c.tokens = epilogue == Epilogue::kAdd ? 5 : epilogue == Epilogue::kStore ? 1 : 2;
-        c.has_norm = c.has_bias = c.has_x_rows = true;
-        c.epilogue = epilogue;
-        c.compute_capability = compute_capability;
-        expect_right(c);
-        if (HasFatalFailure()) return;
-      }
+    for (const Epilogue epilogue :
+         {Epilogue::kStore, Epilogue::kAdd, Epilogue::kSiluGate, Epilogue::kGeluTanhGate}) {
+      Case c;
+      c.types = {format->id, format->id};
+      c.rows = is_gate(epilogue) ? std::vector<uint32_t>{77, 77} : std::vector<uint32_t>{16, 91};
+      c.cols = 768;
+      c.tokens = epilogue == Epilogue::kAdd ? 5 : epilogue == Epilogue::kStore ? 1 : 2;
+      c.has_norm = c.has_bias = c.has_x_rows = true;
+      c.epilogue = epilogue;
+      expect_right(c);
+      if (HasFatalFailure()) return;
+    }
 }
 
-TEST(GpuLinearVector, large_shapes_with_and_without_clusters) {
+// Several blocks add up a row: of a cluster, or by memory in code for architectures without.
+TEST(GpuLinearVector, rows_that_several_blocks_share) {
   for (const quant::Format* format : formats())
-    for (const int32_t compute_capability : {90, 80})
-      for (const uint32_t tokens : {1u, 4u, 7u}) {
-        if (format->id != 12 && format->id != 8 && tokens != 1) continue;
-        Case c;
-        c.types = {format->id};
-        c.rows = {3000};
-        c.cols = 4096;
-        c.tokens = tokens;
-        c.compute_capability = compute_capability;
-        expect_right(c);
-        c.rows = {70};
-        c.cols = 14336;
-        c.is_dependent = true;
-        c.has_norm = true;
-        expect_right(c);
-        if (HasFatalFailure()) return;
-      }
+    for (const uint32_t tokens : {1u, 4u, 7u}) {
+      if (format->id != 12 && format->id != 8 && tokens != 1) continue;
+      Case c;
+      c.types = {format->id};
+      c.rows = {3000};
+      c.cols = 4096;
+      c.tokens = tokens;
+      expect_right(c);
+      c.rows = {70};
+      c.cols = 14336;
+      c.is_dependent = true;
+      c.has_norm = true;
+      expect_right(c);
+      if (HasFatalFailure()) return;
+    }
 }
 
 TEST(GpuLinearVector, matrices_of_several_types) {
