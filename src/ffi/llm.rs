@@ -277,6 +277,7 @@ c_struct! {
         kv_page_bytes: u64,
         kv_page_count: u64,
         loading_bytes: u64,
+        graph_bytes: u64,
     }
 }
 

@@ -246,7 +246,7 @@ pub struct Plan {
     pub kv_bytes: u64,
     /// Activations, logits, sampling.
     pub scratch_bytes: u64,
-    /// Sum of these three. Captured CUDA graphs are memory of the driver and not counted.
+    /// Sum of these three.
     pub total_bytes: u64,
     /// Pinned host memory while loading.
     pub staging_bytes: u64,
@@ -258,6 +258,9 @@ pub struct Plan {
     pub kv_page_count: u64,
     /// Device memory for the load in addition to the weights; 0 on the host backend.
     pub loading_bytes: u64,
+    /// Estimate of the device memory that the CUDA driver takes for captured graphs, once all kinds of steps have
+    /// occurred; 0 on the host backend. Not part of `total_bytes`: it counts neither for the budget nor for `fits`.
+    pub graph_bytes: u64,
 }
 
 impl StepPlan {
@@ -427,6 +430,7 @@ impl CudaContext {
             kv_page_bytes: plan.kv_page_bytes,
             kv_page_count: plan.kv_page_count,
             loading_bytes: plan.loading_bytes,
+            graph_bytes: plan.graph_bytes,
         })
     }
 }

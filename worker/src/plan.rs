@@ -83,6 +83,7 @@ pub fn run(args: Args) -> Outcome {
             "kv_page_bytes": plan.kv_page_bytes,
             "kv_page_count": plan.kv_page_count,
             "loading_bytes": plan.loading_bytes,
+            "graph_bytes": plan.graph_bytes,
             "bytes_per_token": bytes_per_token,
             "tokens_per_second_max": machine.tokens_per_second_max(bytes_per_token),
         }))?;
@@ -99,6 +100,11 @@ pub fn run(args: Args) -> Outcome {
         ("KV cache", plan.kv_bytes, &*pages),
         ("scratch", plan.scratch_bytes, ""),
         ("total", plan.total_bytes, ""),
+        (
+            "graphs",
+            plan.graph_bytes,
+            "estimate, of the driver, not in total",
+        ),
         (
             "available",
             plan.available_bytes,

@@ -264,16 +264,17 @@ typedef struct wcuda_plan {
   uint64_t weights_bytes;
   uint64_t kv_bytes;        /* KV pages, page tables and token histories */
   uint64_t scratch_bytes;   /* buffers for activations, logits and sampling */
-  /* weights_bytes + kv_bytes + scratch_bytes. Captured CUDA graphs, which the driver allocates, are not
-   * included. */
-  uint64_t total_bytes;
+  uint64_t total_bytes;     /* weights_bytes + kv_bytes + scratch_bytes */
   uint64_t staging_bytes;   /* pinned host memory that loading needs */
   uint64_t available_bytes; /* the smaller of the free device memory and what is left of the budget */
   uint64_t kv_page_bytes;
   uint64_t kv_page_count;
   uint64_t loading_bytes;   /* device memory that loading needs besides the weights; 0 on HOST */
+  /* Estimate of the device memory that the CUDA driver takes for captured graphs, once all kinds of steps
+   * have occurred; 0 on HOST. Not part of total_bytes: it counts neither for the budget nor for `fits`. */
+  uint64_t graph_bytes;
 } wcuda_plan;
-#define WCUDA_PLAN_INIT {sizeof(wcuda_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define WCUDA_PLAN_INIT {sizeof(wcuda_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Computes how much device memory a model needs when it is loaded and runs with these options; `options`
  * may be NULL for the defaults. After the model is loaded and the engine created, the ledger reports

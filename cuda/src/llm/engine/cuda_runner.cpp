@@ -899,23 +899,16 @@ Status CudaRunner::copy_token_logprobs(const Ticket& ticket, uint64_t first, uin
 
 Status CudaRunner::warm_up() {
   WCUDA_TRY(machine_.ops->warm_up());
-  const Limits& limits = machine_.limits;
-  for (const uint32_t bucket : kRowBuckets) {
+  for (const ops::StepShape& known :
+       warm_up_shapes(machine_.limits, machine_.has_persistent_layers)) {
     Shape shape;
-    shape.row_count = shape.token_count = std::min(bucket, limits.max_batch_rows);
-    shape.max_row_tokens = 1;
-    shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
-    for (size_t i = 0; i < std::size(kPositionBuckets); ++i) {
-      if (!has_position_bucket(shape.row_count, machine_.has_persistent_layers, i)) continue;
-      shape.max_positions = std::min(kPositionBuckets[i], limits.max_sequence_tokens);
-      for (shape.parity = 0; shape.parity < 2; ++shape.parity)
-        for (const bool has_filters : {false, true}) {
-          shape.has_filters = has_filters;
-          bool captured = false;
-          WCUDA_TRY(find_graph(shape, &captured).status());
-        }
-    }
-    if (bucket >= limits.max_batch_rows) break;
+    static_cast<ops::StepShape&>(shape) = known;
+    for (shape.parity = 0; shape.parity < 2; ++shape.parity)
+      for (const bool has_filters : {false, true}) {
+        shape.has_filters = has_filters;
+        bool captured = false;
+        WCUDA_TRY(find_graph(shape, &captured).status());
+      }
   }
   return {};
 }

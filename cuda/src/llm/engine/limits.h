@@ -103,11 +103,18 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
 Result<bool> plan_persistent_layers(const Limits& limits, const model::Config& config,
                                     const model::Weights& weights, const ops::DeviceTraits& device);
 
+// Returns an estimate of the device memory that the driver takes for the captured graphs of an
+// engine: those of warm-up, and as many of longer rows as there may be.
+uint64_t plan_graph_bytes(const Limits& limits, const model::Config& config,
+                          const model::Weights& weights, const ops::DeviceTraits& device,
+                          bool has_persistent_layers);
+
 // The plan of an engine, before any memory is allocated.
 struct Plan {
   Limits limits;
   Layout layout;
   bool has_persistent_layers = false;
+  uint64_t graph_bytes = 0;
 };
 Result<Plan> plan_engine(const Backend& backend, const ops::Ops& ops, const model::Config& config,
                          const model::Weights& weights, const wcuda_engine_options& options,

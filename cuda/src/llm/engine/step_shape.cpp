@@ -52,4 +52,22 @@ ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits,
   return shape;
 }
 
+std::vector<ops::StepShape> warm_up_shapes(const Limits& limits, bool has_persistent_layers) {
+  std::vector<ops::StepShape> shapes;
+  for (const uint32_t bucket : kRowBuckets) {
+    ops::StepShape shape;
+    shape.row_count = shape.token_count = std::min(bucket, limits.max_batch_rows);
+    shape.max_row_tokens = 1;
+    shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
+    for (size_t i = 0; i < std::size(kPositionBuckets); ++i) {
+      if (!has_position_bucket(shape.row_count, has_persistent_layers, i)) continue;
+      shape.max_positions = std::min(kPositionBuckets[i], limits.max_sequence_tokens);
+      shapes.push_back(shape);
+      if (kPositionBuckets[i] >= limits.max_sequence_tokens) break;
+    }
+    if (bucket >= limits.max_batch_rows) break;
+  }
+  return shapes;
+}
+
 }  // namespace wcuda::engine

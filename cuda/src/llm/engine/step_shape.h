@@ -2,6 +2,7 @@
 #pragma once
 
 #include <iterator>
+#include <vector>
 
 #include "kernels/attention/attention_table.h"
 #include "llm/engine/limits.h"
@@ -51,5 +52,10 @@ inline bool may_be_graph(const ops::StepShape& shape) {
 // have no tokens, and tokens that do belong to no row.
 ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits,
                               bool has_persistent_layers);
+
+// Returns the classes of steps, whose rows have one token each, that warm-up captures. It makes a
+// graph of each for both parities of tickets, with filters of sampling and without.
+std::vector<ops::StepShape> warm_up_shapes(const Limits& limits, bool has_persistent_layers);
+constexpr uint32_t kGraphsOfWarmUpShape = 4;
 
 }  // namespace wcuda::engine

@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "llm/ops/planned_model.h"
+
 namespace wcuda::engine {
 namespace {
 
@@ -117,6 +119,33 @@ TEST(EngineLimits, sizes_past_all_bounds_are_an_error) {
   ASSERT_TRUE(limits.ok());
 
   EXPECT_EQ(plan_layout(*limits, huge, 0, 0).status().code(), WCUDA_INVALID_ARGUMENT);
+}
+
+// 8B with 1,024 sequences: 65 MB were seen after warm-up, and a graph of longer rows takes about
+// 1 MiB.
+TEST(PlanGraphBytes, are_near_what_an_h200_takes) {
+  const ops::Family model = ops::family("llama", 32, 4096, 14336, 32, 8, 128256);
+  const auto bytes_of = [&](uint32_t rows, uint32_t tokens, const ops::DeviceTraits& device) {
+    Limits limits;
+    limits.max_batch_rows = limits.max_logits_rows = rows;
+    limits.max_batch_tokens = tokens;
+    limits.max_sequence_tokens = 8192;
+    return plan_graph_bytes(limits, model.config, model.weights, device, false);
+  };
+  for (const ops::Device& device : ops::devices()) {
+    SCOPED_TRACE(device.name);
+    const uint64_t most = bytes_of(1024, 4096, device.traits);
+    if (device.traits.is_host) {
+      EXPECT_EQ(most, 0u);
+      continue;
+    }
+    const uint64_t warm_up = bytes_of(1024, 1, device.traits);
+    EXPECT_GT(warm_up, 50u << 20);
+    EXPECT_LT(warm_up, 90u << 20);
+    EXPECT_GT(most - warm_up, 40u << 20);
+    EXPECT_LT(most - warm_up, 80u << 20);
+    EXPECT_LT(bytes_of(16, 4096, device.traits), most);
+  }
 }
 
 }  // namespace

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <utility>
+#include <vector>
+
 namespace wcuda::engine {
 namespace {
 
@@ -143,6 +147,25 @@ TEST(LaunchedShape, separates_prompts_alone_from_mixed_steps) {
   EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 20, 20), limits, false).min_row_tokens, 2u);
   EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 1, 40), limits, false).min_row_tokens, 1u);
   EXPECT_EQ(launched_shape(shape_of(60, 3, 3, 20, 20), limits, false).row_count, 4u);
+}
+
+// Warm-up captures the class of every step of one token a row.
+TEST(WarmUpShapes, have_the_class_of_each_decode_step_once) {
+  const Limits limits = test_limits();
+  for (const bool has_persistent_layers : {false, true}) {
+    const std::vector<ops::StepShape> shapes = warm_up_shapes(limits, has_persistent_layers);
+    std::set<std::pair<uint32_t, uint32_t>> classes;
+    for (const ops::StepShape& shape : shapes)
+      EXPECT_TRUE(classes.emplace(shape.row_count, shape.max_positions).second);
+    for (uint32_t rows = 1; rows <= limits.max_batch_rows; ++rows)
+      for (uint32_t positions = 1; positions <= limits.max_sequence_tokens; positions += 37) {
+        ops::StepShape own = shape_of(rows, rows, rows, 1, 1);
+        own.max_positions = positions;
+        const ops::StepShape launched = launched_shape(own, limits, has_persistent_layers);
+        ASSERT_EQ(classes.count({launched.row_count, launched.max_positions}), 1u)
+            << rows << " rows, " << positions << " positions";
+      }
+  }
 }
 
 }  // namespace
