@@ -37,6 +37,43 @@ TEST(EngineLimits, zeros_become_the_documented_defaults) {
   EXPECT_EQ(limits->page_count, 8192u / 64);
 }
 
+TEST(EngineLimits, many_short_sequences_have_512_tokens_each_by_default) {
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.max_sequences = 100;
+  options.max_sequence_tokens = 64;
+  EXPECT_EQ(resolve_limits(options, config())->page_count, 100u * 512 / 64);
+}
+
+TEST(EngineLimits, rows_are_at_most_the_sequences_and_the_tokens_of_a_step) {
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.max_sequences = 4;
+  options.max_batch_rows = 9;
+  EXPECT_EQ(resolve_limits(options, config())->max_step_rows, 4u);
+  options.max_batch_tokens = 3;
+  EXPECT_EQ(resolve_limits(options, config())->max_step_rows, 3u);
+}
+
+// A head of 576 inputs reads three features of its target, and its first layer two vectors.
+TEST(EngineLimits, a_draft_head_has_the_widest_of_its_inputs_and_its_own_logits) {
+  const auto head_of = [](uint32_t target_width) {
+    model::Config head = config();
+    head.draft_head.target_width = target_width;
+    head.draft_head.vocabulary_size = 3000;
+    return head;
+  };
+  const wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  EXPECT_EQ(resolve_limits(options, head_of(576))->head_cols_max, 3u * 576);
+  EXPECT_EQ(resolve_limits(options, head_of(64))->head_cols_max, 2u * 576);
+
+  model::Config head = head_of(576);
+  const auto limits = resolve_limits(options, head);
+  ASSERT_TRUE(limits.ok());
+  const uint64_t without = plan_layout(*limits, head, 0, 0)->scratch_bytes;
+  head.draft_head.maps_tokens = true;
+  const uint64_t with = plan_layout(*limits, head, 0, 0)->scratch_bytes;
+  EXPECT_EQ(with - without, align_up(limits->max_logits_rows * 3000 * sizeof(float), 256));
+}
+
 TEST(EngineLimits, refuses_unknown_flags_types_and_excess) {
   wcuda_engine_options flags = WCUDA_ENGINE_OPTIONS_INIT;
   flags.flags = uint64_t{1} << 40;
@@ -119,6 +156,12 @@ TEST(EngineLimits, sizes_past_all_bounds_are_an_error) {
   ASSERT_TRUE(limits.ok());
 
   EXPECT_EQ(plan_layout(*limits, huge, 0, 0).status().code(), WCUDA_INVALID_ARGUMENT);
+
+  const auto usual = resolve_limits(WCUDA_ENGINE_OPTIONS_INIT, config());
+  ASSERT_TRUE(usual.ok());
+  EXPECT_TRUE(plan_layout(*usual, config(), 0, 0).ok());
+  EXPECT_EQ(plan_layout(*usual, config(), UINT64_MAX - 5, 0).status().code(),
+            WCUDA_INVALID_ARGUMENT);
 }
 
 // 8B with 1,024 sequences: 65 MB were seen after warm-up, and a graph of longer rows takes about

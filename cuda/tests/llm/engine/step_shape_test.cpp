@@ -164,6 +164,12 @@ TEST(WarmUpShapes, have_the_class_of_each_decode_step_once) {
         const ops::StepShape launched = launched_shape(own, limits, has_persistent_layers);
         ASSERT_EQ(classes.count({launched.row_count, launched.max_positions}), 1u)
             << rows << " rows, " << positions << " positions";
+        // All rows of its class have logits, or none.
+        own.logits_count = 1;
+        EXPECT_EQ(launched_shape(own, limits, has_persistent_layers).logits_count,
+                  launched.logits_count);
+        own.logits_count = 0;
+        EXPECT_EQ(launched_shape(own, limits, has_persistent_layers).logits_count, 0u);
       }
   }
 }
