@@ -37,7 +37,8 @@ wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
                load.weights_bytes + load.loading_bytes <= out.available_bytes;
     out.kv_page_bytes = engine.layout.page_bytes;
     out.kv_page_count = engine.limits.page_count;
-    out.graph_bytes = engine.graph_bytes;
+    out.graph_bytes = engine::plan_graph_bytes(engine.limits, load.config, load.weights,
+                                               ops->device(), engine.has_persistent_layers);
     return write_struct(out, plan, "plan");
   });
 }

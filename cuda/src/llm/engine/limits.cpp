@@ -256,8 +256,6 @@ Result<Plan> plan_engine(const Backend& backend, const ops::Ops& ops, const mode
                                         runner_bytes(backend, plan.limits, config)));
   WCUDA_ASSIGN(plan.has_persistent_layers,
                plan_persistent_layers(plan.limits, config, weights, ops.device()));
-  plan.graph_bytes =
-      plan_graph_bytes(plan.limits, config, weights, ops.device(), plan.has_persistent_layers);
   return plan;
 }
 

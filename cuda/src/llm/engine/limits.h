@@ -114,7 +114,6 @@ struct Plan {
   Limits limits;
   Layout layout;
   bool has_persistent_layers = false;
-  uint64_t graph_bytes = 0;
 };
 Result<Plan> plan_engine(const Backend& backend, const ops::Ops& ops, const model::Config& config,
                          const model::Weights& weights, const wcuda_engine_options& options,
