@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "bench/device_limits.h"
+#include "bench/graph_seconds.h"
 #include "kernels/ptx/code.h"
 #include "kernels/shared/numeric.h"
 #include "llm/ops/cuda/attention.h"
@@ -169,36 +170,18 @@ class Work {
   };
   template <class Layer>
   Times time(const Layer& layer) {
-    launch_.is_dependent = false;
-    check(cudaStreamBeginCapture(launch_.stream, cudaStreamCaptureModeThreadLocal), "capture");
-    check(attention_.plan(batch_, pool_, 0, launch_), "attention plan");
-    launch_.is_dependent = true;
     constexpr uint32_t kLayersMin = 16;
     const uint32_t count = std::max(kLayersMin, pool_.layer_count);
-    for (uint32_t i = 0; i < count; ++i) check(layer(i % pool_.layer_count), "layer");
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    check(cudaStreamEndCapture(launch_.stream, &graph), "end of capture");
-    check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-    cudaEvent_t begin, end;
-    check(cudaEventCreate(&begin), "event");
-    check(cudaEventCreate(&end), "event");
-    std::vector<double> seconds;
-    for (int i = 0; i < kRepeats + 1; ++i) {
-      check(cudaEventRecord(begin, launch_.stream), "record");
-      check(cudaGraphLaunch(exec, launch_.stream), "launch");
-      check(cudaEventRecord(end, launch_.stream), "record");
-      check(cudaStreamSynchronize(launch_.stream), "run");
-      float ms = 0.0f;
-      check(cudaEventElapsedTime(&ms, begin, end), "time");
-      if (i > 0) seconds.push_back(ms * 1e-3 / count);
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    std::sort(seconds.begin(), seconds.end());
-    return {seconds[0], seconds[seconds.size() / 2]};
+    const std::vector<double> seconds = bench::graph_seconds(
+        launch_.stream, kRepeats,
+        [&] {
+          launch_.is_dependent = false;
+          check(attention_.plan(batch_, pool_, 0, launch_), "attention plan");
+          launch_.is_dependent = true;
+          for (uint32_t i = 0; i < count; ++i) check(layer(i % pool_.layer_count), "layer");
+        },
+        [](cudaError_t error) { check(error, "graph"); });
+    return {seconds[0] / count, seconds[seconds.size() / 2] / count};
   }
   Times time_rope() {
     return time([&](uint32_t layer) { return attention_.rope_kv(rope_args(layer), launch_); });

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bench/device_limits.h"
+#include "bench/graph_seconds.h"
 #include "kernels/ptx/code.h"
 #include "kernels/ptx/launch.h"
 
@@ -63,34 +64,16 @@ class KernelBench {
   // that the tensor cores limit.
   void measure(const char* kernel, const char* type, uint32_t count, double bytes,
                const std::function<cudaError_t(uint32_t)>& body, double flop = 0) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
     check(body(0), kernel);
     check(cudaStreamSynchronize(launch_.stream), kernel);
-    check(cudaStreamBeginCapture(launch_.stream, cudaStreamCaptureModeThreadLocal), "capture");
-    for (uint32_t i = 0; i < count; ++i) check(body(i), kernel);
-    check(cudaStreamEndCapture(launch_.stream, &graph), "capture");
-    check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-    cudaEvent_t begin, end;
-    check(cudaEventCreate(&begin), "event");
-    check(cudaEventCreate(&end), "event");
-    std::vector<double> seconds;
-    for (int i = 0; i < kRepeats + 1; ++i) {
-      check(cudaEventRecord(begin, launch_.stream), "event");
-      check(cudaGraphLaunch(exec, launch_.stream), "launch");
-      check(cudaEventRecord(end, launch_.stream), "event");
-      check(cudaStreamSynchronize(launch_.stream), kernel);
-      float ms = 0;
-      check(cudaEventElapsedTime(&ms, begin, end), "time");
-      if (i > 0) seconds.push_back(ms * 1e-3 / count);
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    std::sort(seconds.begin(), seconds.end());
-    const double median = seconds[seconds.size() / 2];
-    std::printf("%-20s %-8s %9.2f us %9.2f us", kernel, type, seconds[0] * 1e6, median * 1e6);
+    const std::vector<double> seconds = graph_seconds(
+        launch_.stream, kRepeats,
+        [&] {
+          for (uint32_t i = 0; i < count; ++i) check(body(i), kernel);
+        },
+        [&](cudaError_t error) { check(error, kernel); });
+    const double least = seconds[0] / count, median = seconds[seconds.size() / 2] / count;
+    std::printf("%-20s %-8s %9.2f us %9.2f us", kernel, type, least * 1e6, median * 1e6);
     print_bandwidth(bytes, median, limits_);
     if (flop != 0) print_flops(flop, median, limits_);
     std::printf("\n");
