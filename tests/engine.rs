@@ -330,6 +330,29 @@ fn raw_logprobs_are_those_before_bias_mask_and_penalties() {
 }
 
 #[test]
+fn a_row_without_a_logprob_has_the_same_token() {
+    let mut engine = engine();
+    for temperature in [0.0, 0.7, 1.0] {
+        let mut sampling = Sampling::greedy();
+        sampling.temperature = temperature;
+        sampling.seed = 9;
+        let mut sampled = Vec::new();
+        for no_logprob in [false, true] {
+            sampling.no_logprob = no_logprob;
+            let sequence = engine.create_sequence().unwrap();
+            let output = run(
+                &mut engine,
+                Row::tokens(&sequence, &[1, 2, 3]).sample(&sampling),
+            );
+            let row = output.rows()[0];
+            assert_eq!(row.logprob == 0.0, no_logprob);
+            sampled.push(row.token.unwrap());
+        }
+        assert_eq!(sampled[0], sampled[1]);
+    }
+}
+
+#[test]
 fn greedy_draw_is_the_largest_logit_with_its_logprob() {
     let mut engine = engine();
     let sequence = engine.create_sequence().unwrap();

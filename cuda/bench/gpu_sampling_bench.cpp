@@ -44,7 +44,7 @@ struct Setting {
 };
 
 std::vector<Setting> settings() {
-  std::vector<Setting> list(10);
+  std::vector<Setting> list(14);
   list[0].name = "greedy";
   list[1].name = "temperature";
   list[2].name = "greedy, penalty over 64";
@@ -70,8 +70,19 @@ std::vector<Setting> settings() {
     if (i == 1 || i >= 4) list[i].sampling.temperature = 0.8f;
     list[i].has_filters = i >= 3;
   }
-  list[9].name = "nothing";
-  list[9].is_sampled = false;
+  list[9] = list[4];
+  list[9].name = "top-p 0.9 alone";
+  list[9].sampling.temperature = 1.0f;
+  const std::pair<size_t, const char*> without_logprob[] = {
+      {0, "greedy, no logprob"}, {1, "temperature, no logprob"}, {4, "top-p 0.9, no logprob"}};
+  size_t at = 10;
+  for (const auto& [from, name] : without_logprob) {
+    list[at] = list[from];
+    list[at].name = name;
+    list[at++].sampling.omits_logprob = 1;
+  }
+  list[at].name = "nothing";
+  list[at].is_sampled = false;
   return list;
 }
 

@@ -567,6 +567,7 @@ pub const WCUDA_ROW_EMPTY_MASK: i32 = 2;
 pub const WCUDA_ROW_NOT_FINITE: i32 = 3;
 pub const WCUDA_ROW_SKIPPED: i32 = 4;
 pub const WCUDA_SAMPLING_RAW_LOGPROBS: u64 = 1 << 0;
+pub const WCUDA_SAMPLING_NO_LOGPROB: u64 = 1 << 1;
 c_struct! {
     sized wcuda_sampling {
         struct_size: u32,

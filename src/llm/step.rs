@@ -45,6 +45,9 @@ pub struct Sampling {
     pub top_logprobs: u32,
     /// Log probabilities are those of the model: before bias, mask and penalties.
     pub raw_logprobs: bool,
+    /// The log probability is not needed and is reported as 0, which is faster. The sampled token is the same.
+    /// Excludes `raw_logprobs`; `top_logprobs` must be 0.
+    pub no_logprob: bool,
     /// Added to the logit of a token; negative infinity forbids it. Ids are distinct.
     pub bias: Vec<(Token, f32)>,
     /// Bit `id % 32` of word `id / 32` is 1 for an allowed token. Empty: all tokens are allowed. For a row with
@@ -498,6 +501,9 @@ impl NativeStep {
             if sampling.raw_logprobs {
                 native.flags |= ffi::WCUDA_SAMPLING_RAW_LOGPROBS;
             }
+            if sampling.no_logprob {
+                native.flags |= ffi::WCUDA_SAMPLING_NO_LOGPROB;
+            }
             if !sampling.bias.is_empty() {
                 native.bias_count = sampling.bias.len() as u64;
                 native.bias_tokens = self.bias_tokens[first_bias..].as_ptr();
@@ -553,7 +559,7 @@ pub struct RowResult {
     /// Tokens of the row, with the drafts that hold.
     pub token_count: u32,
     /// Natural logarithm of the sampled token's probability, before temperature and truncation; see
-    /// [`Sampling::raw_logprobs`].
+    /// [`Sampling::raw_logprobs`]. 0 with [`Sampling::no_logprob`].
     pub logprob: f32,
     top: (usize, usize),
     logits: (usize, usize),

@@ -70,7 +70,9 @@ pub fn run(args: Args) -> Outcome {
             text => {
                 history.push(message("user", text));
                 let tokens = prompter.tokens(session.tokenizer(), conversation(history.clone()))?;
-                let mut request = Request::tokens(tokens).sampling(args.sampling.sampling());
+                let mut sampling = args.sampling.sampling();
+                sampling.no_logprob = true;
+                let mut request = Request::tokens(tokens).sampling(sampling);
                 request.max_tokens = args.max_tokens;
                 let answer = answer(&mut session, &request)?;
                 history.push(message("assistant", &answer));

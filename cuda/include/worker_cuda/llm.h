@@ -654,6 +654,8 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  * These operations run in this order: bias and mask, penalties, temperature, top-k, typical-p, top-p,
  * min-p, draw. Log probabilities are computed after the penalties and before the temperature, over the
  * whole vocabulary. With WCUDA_SAMPLING_RAW_LOGPROBS they are computed before bias, mask and penalties.
+ * With WCUDA_SAMPLING_NO_LOGPROB there are none, which is faster: a greedy row then needs no sum over the
+ * vocabulary, another row one sum instead of two. The sampled token is the same.
  * Each filter sorts the remaining tokens and keeps the first ones, at least one. top-k, top-p and min-p
  * sort by descending probability p. typical-p sorts by ascending |-log p - entropy|. Tokens that compare
  * equal are in ascending order of id. The next filter renormalises the probabilities of the tokens that
@@ -666,6 +668,8 @@ WCUDA_API wcuda_status wcuda_sequence_restore(wcuda_sequence sequence, const int
  * the same. */
 #define WCUDA_SAMPLING_RAW_LOGPROBS ((uint64_t)1 << 0) /* report log probabilities of the logits before bias,
                                                           mask and penalties */
+#define WCUDA_SAMPLING_NO_LOGPROB ((uint64_t)1 << 1)   /* report 0 as the log probability; excludes
+                                                          RAW_LOGPROBS, and top_logprobs must be 0 */
 
 typedef struct wcuda_sampling {
   uint32_t struct_size;
@@ -794,7 +798,7 @@ typedef struct wcuda_row_result {
   uint32_t first_position; /* position of the row's first token */
   uint32_t token_count;    /* tokens of the row, including accepted drafts */
   /* Natural logarithm of the token's probability, before temperature and filters; 0 if no token was
-   * sampled. */
+   * sampled, or with WCUDA_SAMPLING_NO_LOGPROB. */
   float logprob;
   uint64_t top_offset;     /* index of the row's first entry in top_tokens and top_logprobs */
   uint64_t logits_offset;  /* number of vectors in `logits` before those of this row */

@@ -49,6 +49,54 @@ __device__ __forceinline__ Float4s load_float4s(const Row<kIsShared>& r, const f
   return float4s;
 }
 
+// Returns the lowest of the thread's ids that have a logit of `max_logit`, or kNoToken.
+template <bool kIsShared>
+__device__ __forceinline__ uint32_t lowest_id(const Row<kIsShared>& r, const Float4s& float4s,
+                                              float max_logit) {
+  uint32_t token = kNoToken;
+#pragma unroll
+  for (uint32_t i = kGreedyFloat4s; i-- > 0;) {
+    const uint32_t id = r.warp_begin + 4 * (r.lane() + 32 * i);
+    const float4 four = float4s.at[i];
+    if (four.w == max_logit) token = id + 3;
+    if (four.z == max_logit) token = id + 2;
+    if (four.y == max_logit) token = id + 1;
+    if (four.x == max_logit) token = id;
+  }
+  return token;
+}
+
+// Returns in each lane the largest rank of the warp, and its lowest token among equal ones, as
+// rank << 32 | ~token.
+__device__ __forceinline__ uint64_t warp_best(uint64_t own) {
+  const auto own_rank = static_cast<uint32_t>(own >> 32);
+  const uint32_t rank = __reduce_max_sync(kAllLanes, own_rank);
+  const uint32_t last =
+      __reduce_max_sync(kAllLanes, own_rank == rank ? static_cast<uint32_t>(own) : 0);
+  return uint64_t{rank} << 32 | last;
+}
+
+// sample_greedy without a log probability: one gather is enough.
+template <bool kIsShared>
+__device__ __forceinline__ void choose_greedy(Row<kIsShared>& r, const Float4s& float4s,
+                                              const RunningMax& seen) {
+  const uint32_t own = lowest_id(r, float4s, seen.max);
+  const uint64_t best = warp_best(uint64_t{rank_of(seen.key())} << 32 | ~own);
+  if (r.lane() == 0) r.shared->warps[r.warp()].sum = best;
+  __syncthreads();
+  cluster_wait();
+  if (r.warp() != 0) return;
+  Item item{};
+  item.sum = warp_best(r.lane() < kWarps ? r.shared->warps[r.lane()].sum : 0);
+  const Item* const items = r.gather_first(item);
+  if (r.rank != 0) return;
+  const uint64_t all = warp_best(r.lane() < r.size ? items[r.lane()].sum : 0);
+  if (r.lane() == 0) {
+    const int32_t status = status_of(static_cast<uint32_t>(all >> 32));
+    finish(r, status, ~static_cast<uint32_t>(all), 0.0f, 0);
+  }
+}
+
 // With the first gather, every block receives the largest logit. With the second, the first block
 // receives the sum of weights and the lowest id that has the largest logit.
 template <bool kIsShared>
@@ -61,6 +109,10 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Float4s& 
     seen.see(four.z);
     seen.see(four.w);
   }
+  if (r.row.omits_logprob != 0) {
+    choose_greedy(r, float4s, seen);
+    return;
+  }
   const int32_t warp_key = __reduce_max_sync(kAllLanes, seen.key());
   if (r.lane() == 0) r.shared->ranks[0][r.warp()] = rank_of(warp_key);
   __syncthreads();
@@ -69,13 +121,11 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Float4s& 
     item.sum = __reduce_max_sync(kAllLanes, r.lane() < kWarps ? r.shared->ranks[0][r.lane()] : 0);
   cluster_wait();
   const Item* items = r.template all_gather<true>(item);
-  const int32_t key = key_of(__reduce_max_sync(
-      kAllLanes, static_cast<uint32_t>(r.lane() < r.size ? items[r.lane()].sum : 0)));
-  const bool is_first = r.rank == 0 && threadIdx.x == 0;
-  const float max_logit = unorder(key);
-  if (key >= static_cast<int32_t>(kInfinityBits) || max_logit == -__builtin_inff()) {
-    const bool is_bad = key >= static_cast<int32_t>(kInfinityBits);
-    if (is_first) finish(r, is_bad ? kRowNotFinite : kRowEmptyMask, 0, 0.0f, 0);
+  const uint32_t max_rank = __reduce_max_sync(
+      kAllLanes, static_cast<uint32_t>(r.lane() < r.size ? items[r.lane()].sum : 0));
+  const float max_logit = unorder(key_of(max_rank));
+  if (const int32_t status = status_of(max_rank); status != kRowOk) {
+    if (r.rank == 0 && threadIdx.x == 0) finish(r, status, 0, 0.0f, 0);
     return;
   }
 
@@ -88,17 +138,7 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Float4s& 
     sum.add(math::exp_negative(math::sub(max_logit, four.w)));
   }
   uint32_t token = kNoToken;
-  if (seen.max == max_logit) {
-#pragma unroll
-    for (uint32_t i = kGreedyFloat4s; i-- > 0;) {
-      const uint32_t id = r.warp_begin + 4 * (r.lane() + 32 * i);
-      const float4 four = float4s.at[i];
-      if (four.w == max_logit) token = id + 3;
-      if (four.z == max_logit) token = id + 2;
-      if (four.y == max_logit) token = id + 1;
-      if (four.x == max_logit) token = id;
-    }
-  }
+  if (seen.max == max_logit) token = lowest_id(r, float4s, max_logit);
   item.sum = sum.warp_total();
   item.token = __reduce_min_sync(kAllLanes, token);
   if (r.lane() == 0) r.shared->warps[r.warp()] = item;
@@ -182,12 +222,8 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   }
   const float max_logit = unorder(key_of(max_rank));
   const bool is_first = r.rank == 0 && threadIdx.x == 0;
-  if (key_of(max_rank) >= static_cast<int32_t>(kInfinityBits)) {
-    if (is_first) finish(r, kRowNotFinite, 0, 0.0f, 0);
-    return;
-  }
-  if (max_logit == -__builtin_inff()) {
-    if (is_first) finish(r, kRowEmptyMask, 0, 0.0f, 0);
+  if (const int32_t status = status_of(max_rank); status != kRowOk) {
+    if (is_first) finish(r, status, 0, 0.0f, 0);
     return;
   }
   const float threshold = list_threshold(threshold_rank, plan.min_p_distance, max_logit);
@@ -197,12 +233,12 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   Candidates candidates(max_logit, r.row.temperature);
   const bool is_tempered = r.row.temperature != 0.0f;
   typename SumOf<kIsShared>::Type sum, tempered_sum;
-  // With top-k the list alone decides; no sum at the row's temperature is needed.
-  add_weights(candidates, is_tempered && !(has_list && r.row.top_k != 0), &sum, &tempered_sum,
+  add_weights(candidates, NeededSums(r.row, has_list), &sum, &tempered_sum,
               [&r](auto unroll, auto visit) {
                 r.template for_each<decltype(unroll)::value>(
                     [&visit](uint32_t, float logit) { visit(logit); });
               });
+  if (r.row.temperature == 1.0f) tempered_sum = sum;
   uint32_t best = kNoToken;
   if (seen.max == max_logit)
     r.for_each([&](uint32_t id, float logit) {

@@ -69,14 +69,29 @@ struct Candidates {
   }
 };
 
-// Adds the weights of logits at temperature 1 to *sum and, if `is_tempered`, at the row's to
-// *tempered_sum. for_each(unroll, visit) calls visit(logit) for each.
+// The sums over all weights of a row that its result needs. If the row's temperature is 1, `plain`
+// is both.
+struct NeededSums {
+  bool plain = false;     // at temperature 1, for the log probability
+  bool tempered = false;  // at the row's temperature
+  NeededSums() = default;
+  // With top-k, a list of candidates alone decides what is drawn.
+  __device__ NeededSums(const SampleRow& row, bool has_list) {
+    const bool is_drawn = row.temperature != 0.0f && !(has_list && row.top_k != 0);
+    tempered = is_drawn && row.temperature != 1.0f;
+    plain = row.omits_logprob == 0 || (is_drawn && !tempered);
+  }
+  __device__ bool any() const { return plain || tempered; }
+};
+
+// Adds weights of logits to the sums that are needed. for_each(unroll, visit) calls visit(logit)
+// for each logit, and is called once if any sum is needed.
 template <uint32_t kCount>
 struct Unroll {
   static constexpr uint32_t value = kCount;
 };
 template <class Sum, class ForEach>
-__device__ __forceinline__ void add_weights(const Candidates& candidates, bool is_tempered,
+__device__ __forceinline__ void add_weights(const Candidates& candidates, NeededSums needed,
                                             Sum* sum, Sum* tempered_sum, ForEach for_each) {
   // The weight of exp_negative(max - logit). One instruction computes a 64th of the distance and
   // limits it to 1: beyond 64, as beyond 40, weights are 0.
@@ -84,19 +99,24 @@ __device__ __forceinline__ void add_weights(const Candidates& candidates, bool i
   const auto add = [&](float logit) {
     sum->add(math::exp_bounded<64>(__saturatef(__fmaf_rn(logit, -0x1p-6f, scaled_max))));
   };
-  if (!is_tempered) {
-    for_each(Unroll<2>{}, add);
-  } else if (candidates.inverse != 0.0f) {
+  const auto add_tempered = [&](float logit) {
+    const float y = candidates.quotient(math::sub(candidates.max, logit));
+    tempered_sum->add(math::exp_bounded<1>(fabsf(y)));
+  };
+  if (!needed.tempered) {
+    if (needed.plain) for_each(Unroll<2>{}, add);
+  } else if (candidates.inverse == 0.0f) {
     for_each(Unroll<1>{}, [&](float logit) {
-      add(logit);
-      const float y = candidates.quotient(math::sub(candidates.max, logit));
-      tempered_sum->add(math::exp_bounded<1>(fabsf(y)));
-    });
-  } else {
-    for_each(Unroll<1>{}, [&](float logit) {
-      add(logit);
+      if (needed.plain) add(logit);
       tempered_sum->add(math::exp_negative(candidates.y(logit)));
     });
+  } else if (needed.plain) {
+    for_each(Unroll<1>{}, [&](float logit) {
+      add(logit);
+      add_tempered(logit);
+    });
+  } else {
+    for_each(Unroll<1>{}, add_tempered);
   }
 }
 

@@ -334,6 +334,12 @@ __device__ __forceinline__ int32_t key_of(uint32_t rank) {
   return static_cast<int32_t>(rank ^ 0x80000000u);
 }
 
+// Returns the status of a row, given rank_of its largest logit.
+__device__ __forceinline__ int32_t status_of(uint32_t max_rank) {
+  if (key_of(max_rank) >= static_cast<int32_t>(kInfinityBits)) return kRowNotFinite;
+  return unorder(key_of(max_rank)) == -__builtin_inff() ? kRowEmptyMask : kRowOk;
+}
+
 // Returns the largest threshold, with its 14 low bits 0, such that `reached` >= threshold in at
 // least `count` threads of the block. Called by all threads.
 __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
@@ -424,8 +430,9 @@ __device__ void finish(const Row<kIsShared>& r, int32_t status, uint32_t token, 
   const uint32_t index = r.index;
   const bool is_ok = status == kRowOk;
   args.statuses[index] = status;
+  const bool has_logprob = is_ok && r.row.omits_logprob == 0;
   args.outputs[index] = SampleOutput{status, is_ok ? static_cast<int32_t>(token) : -1,
-                                     is_ok ? logprob : 0.0f, is_ok ? top_count : 0};
+                                     has_logprob ? logprob : 0.0f, is_ok ? top_count : 0};
   if (is_ok)
     args.history[uint64_t{r.row.sequence_slot} * args.history_stride + r.row.position] =
         static_cast<int32_t>(token);

@@ -50,7 +50,7 @@ struct __align__(16) StreamRow {
   // kItemsPerLane. In `groups` groups or more, all proposals reach the list's threshold. 0: none.
   uint32_t lanes, groups;
   bool has_changes, has_list;
-  bool has_other_sum;  // a sum of weights at the row's temperature
+  NeededSums sums;
 };
 
 struct StreamShared {
@@ -117,7 +117,7 @@ struct Stream {
                min((plan.wanted + 3) / 4, 16u),
                has_changes(row),
                plan.has_list,
-               row.temperature != 0.0f && !(plan.has_list && row.top_k != 0)};
+               NeededSums(row, plan.has_list)};
         if (r.rank == 0) {
           r.params->pending[index] = is_sampled && plan.needs_all;
           if (!is_sampled) args().outputs[index] = SampleOutput{status, -1, 0.0f, 0};
@@ -218,21 +218,23 @@ struct Stream {
       r.for_each([&](uint32_t id, float logit) {
         if (logit == max_logit) best = min(best, id);
       });
-    WeightSum sum, other_sum;
+    const bool has_sums = is_good && row.sums.any();
+    WeightSum sum, tempered_sum;
     const auto leave = [&] {
       __syncwarp();
       if (r.lane() == 0) load(k + r.params->slots, slot);
     };
-    if (is_good)
-      add_weights(Candidates(max_logit, row.temperature), row.has_other_sum, &sum, &other_sum,
+    if (has_sums)
+      add_weights(Candidates(max_logit, row.temperature), row.sums, &sum, &tempered_sum,
                   [&](auto, auto visit) {
                     for_each_part(visit, [&] {
                       if (!has_list) leave();
                     });
                   });
     if (has_list) write_list(k, threshold, seen, __shfl_sync(kAllLanes, first, 31) + own);
-    if (has_list || !is_good) leave();
-    const Item item{sum.warp_total(), other_sum.warp_total(), __reduce_min_sync(kAllLanes, best),
+    if (has_list || !has_sums) leave();
+    if (row.temperature == 1.0f) tempered_sum = sum;
+    const Item item{sum.warp_total(), tempered_sum.warp_total(), __reduce_min_sync(kAllLanes, best),
                     max_rank, __float_as_uint(threshold)};
     if (r.lane() == 0) scratch_of(k).items[r.rank * kWarps + r.warp()] = item;
   }
@@ -296,12 +298,6 @@ struct Stream {
       if (at < kStreamListMax) list[at] = uint64_t{__float_as_uint(logit)} << 32 | id;
       ++at;
     });
-  }
-
-  // Returns the status of a row, given rank_of its largest logit.
-  __device__ static int32_t status_of(uint32_t max_rank) {
-    if (key_of(max_rank) >= static_cast<int32_t>(kInfinityBits)) return kRowNotFinite;
-    return unorder(key_of(max_rank)) == -__builtin_inff() ? kRowEmptyMask : kRowOk;
   }
 
   // Returns the combined items of all warps for row k. Called by a whole warp.

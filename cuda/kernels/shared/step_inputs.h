@@ -121,7 +121,8 @@ struct SampleRow {
   uint32_t mask_row;  // index into masks, or kNoMask
   // Log probabilities are of the logits before bias, mask and penalties. Where these change logits,
   // another kernel than sample computes them, with so many alternatives; top_logprobs is 0 then.
-  uint32_t has_raw_logprobs;
+  uint16_t has_raw_logprobs;
+  uint16_t omits_logprob;  // the log probability is 0; top_logprobs and has_raw_logprobs are 0
   uint32_t raw_top_logprobs;
 };
 static_assert(sizeof(SampleRow) == 88);

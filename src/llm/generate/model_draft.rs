@@ -262,7 +262,10 @@ impl Clone for ModelDraft {
 
 impl Draft for ModelDraft {
     fn begin(&mut self, _: &[Token], _: &[Token]) {
-        lock(&self.text).sampling = Sampling::greedy();
+        lock(&self.text).sampling = Sampling {
+            no_logprob: true,
+            ..Sampling::greedy()
+        };
     }
 
     fn sample_like(&mut self, sampling: &Sampling) {
@@ -277,6 +280,7 @@ impl Draft for ModelDraft {
             mask: Vec::new(),
             top_logprobs: 0,
             raw_logprobs: false,
+            no_logprob: true,
             ..*sampling
         };
     }

@@ -257,6 +257,7 @@ fn best_of(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), ApiEr
     }
     if best_of > parameters.choices {
         parameters.request.sampling.raw_logprobs = true;
+        parameters.request.sampling.no_logprob = false;
     }
     parameters.request.choices = best_of;
     Ok(())

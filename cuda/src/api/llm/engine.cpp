@@ -80,8 +80,10 @@ Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, uint32_
                      ops::Sampling* sampling) {
   if (!pointer) return {};
   WCUDA_ASSIGN(const wcuda_sampling given, read_struct(pointer, "sampling"));
-  WCUDA_TRY(check_flags(given.flags, WCUDA_SAMPLING_RAW_LOGPROBS, "sampling flags"));
+  WCUDA_TRY(check_flags(given.flags, WCUDA_SAMPLING_RAW_LOGPROBS | WCUDA_SAMPLING_NO_LOGPROB,
+                        "sampling flags"));
   sampling->has_raw_logprobs = (given.flags & WCUDA_SAMPLING_RAW_LOGPROBS) != 0 ? 1 : 0;
+  sampling->omits_logprob = (given.flags & WCUDA_SAMPLING_NO_LOGPROB) != 0 ? 1 : 0;
   sampling->temperature = given.temperature;
   sampling->top_k = given.top_k;
   sampling->top_p = given.top_p;

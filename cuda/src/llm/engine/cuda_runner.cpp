@@ -199,6 +199,7 @@ bool needs_filters(const ops::Sampling& s) {
 void write_logprobs(const ops::Sampling& sampling, kernels::SampleRow* row) {
   const bool is_raw = needs_raw_logprobs(sampling);
   row->has_raw_logprobs = is_raw ? 1 : 0;
+  row->omits_logprob = sampling.omits_logprob;
   row->top_logprobs = is_raw ? 0 : sampling.top_logprobs;
   row->raw_top_logprobs = is_raw ? sampling.top_logprobs : 0;
 }

@@ -303,6 +303,11 @@ SampleResult sample(const float* logits, uint32_t vocabulary, const Sampling& sa
     token = scan_find(logits, vocabulary, max);
   else
     token = sample_tempered(sampling, logits, vocabulary, max, position, work);
+  if (sampling.omits_logprob) {
+    result.status = RowStatus::kOk;
+    result.token = static_cast<int32_t>(token);
+    return result;
+  }
   if (sampling.has_raw_logprobs && is_changed)
     return token_logprob(raw, vocabulary, token, sampling.top_logprobs, top_tokens, top_logprobs);
   return of_token(logits, vocabulary, max, token, sampling.top_logprobs, top_tokens, top_logprobs);

@@ -9,7 +9,8 @@
 //        l = l > 0 ? l / repetition : l * repetition;  l = (l - count * frequency) - presence
 //      If a result is NaN or +infinity, the status is kNotFinite; if all are -infinity, kEmptyMask.
 //   4. Log probabilities are the log softmax of the logits after rule 3, without temperature; with
-//      has_raw_logprobs, of those before rule 2. The alternatives are the top_logprobs largest
+//      has_raw_logprobs, of those before rule 2. With omits_logprob the log probability is 0
+//      instead, and no token changes. The alternatives are the top_logprobs largest
 //      above -infinity, equal ones by ascending id.
 //   5. With temperature 0, the result is the largest logit; of equal ones, the lowest id. Otherwise
 //      y = (max - l) / temperature >= 0, and probabilities p = exp(-y) / sum are multiples of 2^-38

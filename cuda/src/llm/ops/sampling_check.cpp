@@ -58,6 +58,11 @@ Status check_sampling(const Sampling& s, uint32_t vocabulary, uint32_t max_top_l
     return Status::error(WCUDA_LIMIT_EXCEEDED,
                          "sampling: top_logprobs is %u, the engine's max_top_logprobs %u",
                          s.top_logprobs, max_top_logprobs);
+  if (s.omits_logprob && (s.has_raw_logprobs || s.top_logprobs > 0))
+    return invalid_argument(
+        "sampling: WCUDA_SAMPLING_NO_LOGPROB with top_logprobs %u and RAW_LOGPROBS %u, both must "
+        "be 0",
+        s.top_logprobs, static_cast<uint32_t>(s.has_raw_logprobs));
   return check_bias(s, vocabulary);
 }
 

@@ -216,10 +216,10 @@ std::string describe(const Case& c) {
   std::snprintf(
       text, sizeof(text),
       "vocabulary %zu temperature %g k %u p %g min %g typical %g penalties %g %g %g last %u "
-      "from %u position %u bias %zu mask %zu top %u",
+      "from %u position %u bias %zu mask %zu top %u omits %u",
       c.logits.size(), s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.repetition_penalty,
       s.frequency_penalty, s.presence_penalty, s.penalty_last_n, s.penalty_from, c.position,
-      c.bias_tokens.size(), c.mask.size(), s.top_logprobs);
+      c.bias_tokens.size(), c.mask.size(), s.top_logprobs, s.omits_logprob);
   return text;
 }
 
@@ -340,6 +340,7 @@ Case random_case(uint32_t vocabulary, uint32_t seed, bool has_filters) {
       word = kind == 0 ? 0 : kind == 1 ? generator() & generator() & generator() : generator();
     if (kind == 3) std::fill(c.mask.begin(), c.mask.end(), ~0u);
   }
+  if (s.top_logprobs == 0) s.omits_logprob = generator() % 2;
   return c;
 }
 

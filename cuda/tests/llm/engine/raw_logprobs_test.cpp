@@ -1,4 +1,4 @@
-// Log probabilities of raw logits, through the C interface, against float64.
+// Log probabilities of raw logits, through the C interface, against float64; and steps without any.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -228,14 +228,49 @@ TEST_P(RawDraftLogprobs, are_those_of_each_draft) {
   }
 }
 
-TEST_P(RawLogprobs, are_the_only_flag_of_sampling) {
+// Next to a row that has one.
+TEST_P(RawLogprobs, can_be_left_out_without_another_token) {
   create_engine(small_options());
-  const wcuda_sampling unknown = sampling(0, 2);
-  wcuda_row row = token_row(create_sequence(), kRawPrompt, kSampled);
-  row.sampling = &unknown;
-  uint64_t ticket = 0;
-  EXPECT_EQ(try_submit({row}, &ticket), WCUDA_INVALID_ARGUMENT) << error_.message;
-  EXPECT_NE(std::string(error_.message).find("sampling flags"), std::string::npos);
+  for (uint32_t which = 0; which < 2 * kCombinations; ++which) {
+    wcuda_sampling with = sampling(which % kCombinations, 0);
+    with.top_logprobs = 0;
+    with.mask = nullptr;  // of the drafts there would be more
+    with.mask_words = 0;
+    if (with.temperature != 0.0f) with.temperature = which % 3 == 0 ? 1.0f : 0.7f;
+    if (which % 4 == 0) with.top_p = 0.8f;
+    wcuda_sampling without = with;
+    without.flags = WCUDA_SAMPLING_NO_LOGPROB;
+    wcuda_row rows[] = {token_row(create_sequence(), kRawPrompt, kSampled),
+                        token_row(create_sequence(), kRawPrompt, kSampled)};
+    rows[0].sampling = &with;
+    rows[1].sampling = &without;
+    const StepResult step = wait(submit({rows[0], rows[1]}));
+
+    ASSERT_EQ(step.rows[0].status, WCUDA_ROW_OK);
+    ASSERT_EQ(step.rows[1].status, WCUDA_ROW_OK);
+    EXPECT_EQ(step.rows[1].token, step.rows[0].token) << which;
+    EXPECT_LT(step.rows[0].logprob, 0.0f) << which;
+    EXPECT_EQ(step.rows[1].logprob, 0.0f) << which;
+    for (const wcuda_sequence sequence : sequences_) wcuda_sequence_destroy(sequence);
+    sequences_.clear();
+  }
+}
+
+TEST_P(RawLogprobs, that_contradict_each_other_or_are_unknown_are_refused) {
+  create_engine(small_options());
+  const auto refused = [&](uint64_t flags, uint32_t top_logprobs) {
+    wcuda_sampling s = sampling(0, flags);
+    s.top_logprobs = top_logprobs;
+    wcuda_row row = token_row(create_sequence(), kRawPrompt, kSampled);
+    row.sampling = &s;
+    uint64_t ticket = 0;
+    EXPECT_EQ(try_submit({row}, &ticket), WCUDA_INVALID_ARGUMENT) << error_.message;
+    return std::string(error_.message);
+  };
+  EXPECT_NE(refused(4, 0).find("sampling flags"), std::string::npos);
+  EXPECT_NE(refused(WCUDA_SAMPLING_NO_LOGPROB, 2).find("top_logprobs 2"), std::string::npos);
+  EXPECT_NE(refused(WCUDA_SAMPLING_NO_LOGPROB | WCUDA_SAMPLING_RAW_LOGPROBS, 0).find("LOGPROBS 1"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -289,6 +289,10 @@ fn check_sampling(sampling: &Sampling, limits: &EngineLimits) -> Result<(), Erro
             format!("{count} alternatives, at most {most}"),
         );
     }
+    if sampling.no_logprob && (sampling.raw_logprobs || sampling.top_logprobs > 0) {
+        let message = "raw_logprobs and top_logprobs must be off";
+        return invalid("no_logprob", message.into());
+    }
     let words = limits.vocabulary_size.div_ceil(32) as usize;
     if !sampling.mask.is_empty() && sampling.mask.len() != words {
         let message = format!("{} words, {words} are needed", sampling.mask.len());
