@@ -70,8 +70,7 @@ std::vector<Setting> settings() {
     if (i == 1 || i >= 4) list[i].sampling.temperature = 0.8f;
     list[i].has_filters = i >= 3;
   }
-  list[9] = list[4];
-  list[9].name = "top-p 0.9 alone";
+  list[9].name = "temperature of 1";
   list[9].sampling.temperature = 1.0f;
   const std::pair<size_t, const char*> without_logprob[] = {
       {0, "greedy, no logprob"}, {1, "temperature, no logprob"}, {4, "top-p 0.9, no logprob"}};

@@ -130,6 +130,36 @@ fn of_a_prompt_are_those_of_numpy_with_and_without_an_answer() {
     }
 }
 
+#[test]
+fn the_best_of_several_choices_has_the_most_probable_tokens_whether_or_not_they_are_reported() {
+    let served = served();
+    let (tokens, _) = golden();
+    let sampled = json!({ "temperature": 1.5, "max_tokens": 8, "seed": 4, "ignore_eos": true,
+                          "return_token_ids": true });
+    let ask = |more: Value| {
+        let mut body = body(&tokens, sampled.clone());
+        for (name, value) in more.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        let answer = served.post(PATH, &body).ok();
+        answer["choices"].as_array().expect("choices").clone()
+    };
+    let mean = |choice: &Value| {
+        let logprobs = choice["logprobs"]["token_logprobs"].as_array();
+        let logprobs = logprobs.expect("numbers").iter().filter_map(Value::as_f64);
+        logprobs.sum::<f64>() / 8.0
+    };
+    let choices = ask(json!({ "n": 4, "logprobs": 0 }));
+    let best = choices.iter().max_by(|a, b| mean(a).total_cmp(&mean(b)));
+    let best = best.expect("choices");
+    assert_ne!(best["token_ids"], choices[0]["token_ids"]);
+
+    let kept = ask(json!({ "n": 1, "best_of": 4 }));
+
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0]["token_ids"], best["token_ids"]);
+}
+
 type Entry = (Option<f64>, Option<Vec<f64>>);
 
 /// Log probability and alternatives of each token, the most probable first.

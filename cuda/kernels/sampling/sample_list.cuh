@@ -170,6 +170,7 @@ __device__ inline Measures<kSlots> ones(const Measures<kSlots>& measures) {
 struct Selected {
   uint32_t value;
   uint64_t before;  // sum of the measures of smaller values
+  bool is_alone;    // one token alone has this value
 };
 
 // Finds the least value such that the measures of all values up to it sum to at least `needed`,
@@ -179,9 +180,9 @@ template <uint32_t kSlots>
 __device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Values<kSlots> values,
                                                 Measures<kSlots> measures, uint32_t high,
                                                 uint64_t needed) {
-  Selected selected{0, 0};
+  Selected selected{0, 0, false};
 #pragma unroll 1
-  while (selected.value < high) {
+  while (selected.value < high && !selected.is_alone) {
     const uint32_t low = selected.value;
     const uint32_t bits = 32 - __clz(high - low);
     const uint32_t shift = bits > kBinBits ? bits - kBinBits : 0;
@@ -221,6 +222,20 @@ __device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Value
     selected.value = low + (shared->found_bin << shift);
     selected.before = shared->found_before;
     high = min(high, selected.value + (1u << shift) - 1);
+    // If the bin has one token alone, the value is that token's.
+    uint32_t own_count = 0, own_value = 0;
+#pragma unroll
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+      const uint32_t own = values.at[slot];
+      if (measures.at[slot] == 0 || own < selected.value || own > high) continue;
+      ++own_count;
+      own_value = own;
+    }
+    if (__syncthreads_count(own_count != 0) != 1) continue;
+    if (own_count != 0) shared->found_token = own_count == 1 ? own_value : kNotRanked;
+    __syncthreads();
+    selected.is_alone = shared->found_token != kNotRanked;
+    if (selected.is_alone) selected.value = shared->found_token;
   }
   return selected;
 }
@@ -240,10 +255,12 @@ struct Listed {
   __device__ uint32_t cut(const Values<kSlots>& values, const Measures<kSlots>& measures,
                           uint64_t needed, Measures<kSlots>* kept) const {
     const Selected last = select_in_list(shared, bins, values, measures, kInfinityBits, needed);
-    const Measures<kSlots> ties = each<uint64_t, kSlots>(
-        [&](uint32_t slot) { return values.at[slot] == last.value ? measures.at[slot] : 0; });
-    const uint32_t last_id =
-        select_in_list(shared, bins, ids, ties, id_max, needed - last.before).value;
+    uint32_t last_id = id_max;
+    if (!last.is_alone) {
+      const Measures<kSlots> ties = each<uint64_t, kSlots>(
+          [&](uint32_t slot) { return values.at[slot] == last.value ? measures.at[slot] : 0; });
+      last_id = select_in_list(shared, bins, ids, ties, id_max, needed - last.before).value;
+    }
     *kept = each<uint64_t, kSlots>([&](uint32_t slot) {
       const bool is_kept = values.at[slot] < last.value ||
                            (values.at[slot] == last.value && ids.at[slot] <= last_id);

@@ -65,17 +65,19 @@ struct StreamShared {
 constexpr uint32_t kStreamSharedBytes =
     kSharedBytes + (sizeof(StreamShared) + 127) / 128 * 128 + kAccumulatorBytes;
 
-// Returns the largest threshold, with its 14 low bits 0, such that `reached` >= threshold in at
-// least `count` lanes of the warp.
-__device__ __forceinline__ uint32_t warp_threshold(uint32_t reached, uint32_t count) {
-  uint32_t threshold = 0;
+// Returns the `count`-th largest value of the warp.
+__device__ __forceinline__ uint32_t warp_threshold(uint32_t value, uint32_t count) {
+  const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-  for (uint32_t bit = 31; bit >= 14; --bit) {
-    const uint32_t candidate = threshold | 1u << bit;
-    if (__popc(__ballot_sync(kAllLanes, reached >= candidate)) >= static_cast<int32_t>(count))
-      threshold = candidate;
+  for (uint32_t run = 2; run <= 32; run *= 2) {
+#pragma unroll
+    for (uint32_t step = run / 2; step > 0; step /= 2) {  // a bitonic sort, the largest first
+      const uint32_t other = __shfl_xor_sync(kAllLanes, value, step);
+      const bool keeps_max = ((lane & step) == 0) == ((lane & run) == 0);
+      value = keeps_max ? max(value, other) : min(value, other);
+    }
   }
-  return threshold;
+  return __shfl_sync(kAllLanes, value, count - 1);
 }
 
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
@@ -210,8 +212,12 @@ struct Stream {
     const float threshold = list_threshold(threshold_rank, row.min_p_distance, max_logit);
     const bool is_good = status_of(max_rank) == kRowOk;
     const bool has_list = kHasFilters && row.has_list && is_good;
-    uint32_t own = 0, first = 0;  // places in the list, see reserve()
-    if (has_list) own = reserve(k, threshold, seen, &first);
+    uint64_t found = 0;
+    uint32_t before = 0, first = 0;  // places in the list, see reserve()
+    if (has_list) {
+      if (seen.max >= threshold) found = find_listed(threshold);
+      before = reserve(k, found, &first);
+    }
 
     uint32_t best = kNoToken;
     if (seen.max == max_logit)
@@ -231,7 +237,7 @@ struct Stream {
                       if (!has_list) leave();
                     });
                   });
-    if (has_list) write_list(k, threshold, seen, __shfl_sync(kAllLanes, first, 31) + own);
+    if (has_list) write_list(k, found, __shfl_sync(kAllLanes, first, 31) + before);
     if (has_list || !has_sums) leave();
     if (row.temperature == 1.0f) tempered_sum = sum;
     const Item item{sum.warp_total(), tempered_sum.warp_total(), __reduce_min_sync(kAllLanes, best),
@@ -269,14 +275,34 @@ struct Stream {
     }
   }
 
-  // Counts the tokens that reach the threshold and reserves places for them in the list of row k.
-  // Returns how many of the warp's tokens are in lower lanes. Sets *first, in lane 31 only, to the
-  // warp's first place.
-  __device__ uint32_t reserve(uint32_t k, float threshold, const RunningMax& seen,
-                              uint32_t* first) const {
-    uint32_t own = 0;
-    if (seen.max >= threshold)
-      r.for_each([&](uint32_t, float logit) { own += logit >= threshold; });
+  // Returns which of the lane's logits reach the threshold: bit 16p + 4i + c for component c of
+  // float4 i of part p.
+  __device__ __forceinline__ uint64_t find_listed(float threshold) const {
+    static_assert(kPartFloat4s == 4 * 32);
+    const auto* const run =
+        reinterpret_cast<const float4*>(r.values + (r.warp_begin - r.block_begin));
+    const uint32_t float4s = (r.warp_end - r.warp_begin) / 4;
+    uint64_t found = 0;
+    for (uint32_t part = 0; part * kPartFloat4s < float4s; ++part) {
+      uint32_t bits = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t at = part * kPartFloat4s + 32 * i + r.lane();
+        const float4 four = run[min(at, float4s - 1)];
+        if (four.x >= threshold) bits |= 1u << (4 * i);
+        if (four.y >= threshold) bits |= 2u << (4 * i);
+        if (four.z >= threshold) bits |= 4u << (4 * i);
+        if (four.w >= threshold) bits |= 8u << (4 * i);
+      }
+      found |= uint64_t{bits} << (16 * part);
+    }
+    const uint32_t count = (float4s + 31 - r.lane()) / 32;  // float4s of the lane
+    return count < 16 ? found & ((uint64_t{1} << (4 * count)) - 1) : found;
+  }
+  // Reserves places in the list of row k for the tokens that the warp's lanes found. Returns how
+  // many of them are in lower lanes. Sets *first, in lane 31 only, to the warp's first place.
+  __device__ uint32_t reserve(uint32_t k, uint64_t found, uint32_t* first) const {
+    const auto own = static_cast<uint32_t>(__popcll(found));
     uint32_t sum = own;
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) {
@@ -289,15 +315,17 @@ struct Stream {
     return sum - own;
   }
   // Writes these tokens to the list, starting at place `at`.
-  __device__ void write_list(uint32_t k, float threshold, const RunningMax& seen,
-                             uint32_t at) const {
-    if (!(seen.max >= threshold)) return;
+  __device__ void write_list(uint32_t k, uint64_t found, uint32_t at) const {
     uint64_t* const list = scratch_of(k).list;
-    r.for_each([&](uint32_t id, float logit) {
-      if (!(logit >= threshold)) return;
-      if (at < kStreamListMax) list[at] = uint64_t{__float_as_uint(logit)} << 32 | id;
-      ++at;
-    });
+    uint32_t first_id = r.warp_begin + 4 * r.lane();
+    for (; found != 0; found >>= 32, first_id += 2 * 4 * kPartFloat4s) {
+      for (auto word = static_cast<uint32_t>(found); word != 0; word &= word - 1, ++at) {
+        const auto bit = static_cast<uint32_t>(__ffs(static_cast<int32_t>(word)) - 1);
+        const uint32_t id =
+            first_id + bit / 16 * (4 * kPartFloat4s) + bit % 16 / 4 * (4 * 32) + bit % 4;
+        if (at < kStreamListMax) list[at] = uint64_t{__float_as_uint(r.value(id))} << 32 | id;
+      }
+    }
   }
 
   // Returns the combined items of all warps for row k. Called by a whole warp.
