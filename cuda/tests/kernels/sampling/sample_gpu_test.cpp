@@ -136,6 +136,8 @@ class DeviceBatch {
     history_.set(initial_history_);
     outputs_.fill(0x55);
     scratch_.fill(0x55);
+    top_tokens_.fill(0x55);
+    top_logprobs_.fill(0x55);
     kernels::SampleArgs args;
     args.row_count = static_cast<uint32_t>(count_);
     args.vocabulary = static_cast<uint32_t>(vocabulary_);
