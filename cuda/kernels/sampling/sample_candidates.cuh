@@ -84,6 +84,16 @@ struct NeededSums {
   __device__ bool any() const { return plain || tempered; }
 };
 
+// Returns exp_negative(max - logit). One instruction computes a 64th of the distance and limits it
+// to 1: beyond 64, as beyond 40, weights are 0.
+struct PlainWeight {
+  float scaled_max;
+  __device__ explicit PlainWeight(float max) : scaled_max(math::mul(max, 0x1p-6f)) {}
+  __device__ __forceinline__ float operator()(float logit) const {
+    return math::exp_bounded<64>(__saturatef(__fmaf_rn(logit, -0x1p-6f, scaled_max)));
+  }
+};
+
 // Adds weights of logits to the sums that are needed. for_each(unroll, visit) calls visit(logit)
 // for each logit, and is called once if any sum is needed.
 template <uint32_t kCount>
@@ -93,12 +103,8 @@ struct Unroll {
 template <class Sum, class ForEach>
 __device__ __forceinline__ void add_weights(const Candidates& candidates, NeededSums needed,
                                             Sum* sum, Sum* tempered_sum, ForEach for_each) {
-  // The weight of exp_negative(max - logit). One instruction computes a 64th of the distance and
-  // limits it to 1: beyond 64, as beyond 40, weights are 0.
-  const float scaled_max = __fmul_rn(candidates.max, 0x1p-6f);
-  const auto add = [&](float logit) {
-    sum->add(math::exp_bounded<64>(__saturatef(__fmaf_rn(logit, -0x1p-6f, scaled_max))));
-  };
+  const PlainWeight plain_weight(candidates.max);
+  const auto add = [&](float logit) { sum->add(plain_weight(logit)); };
   const auto add_tempered = [&](float logit) {
     const float y = candidates.quotient(math::sub(candidates.max, logit));
     tempered_sum->add(math::exp_bounded<1>(fabsf(y)));

@@ -154,6 +154,9 @@ constexpr uint32_t stream_slot_bytes(uint32_t vocabulary) {
   return kWarps * stream_segment(vocabulary) * static_cast<uint32_t>(sizeof(float));
 }
 
+// A lane has a bit for each of its logits of a row. Rows of more than 64 a lane do not fit.
+static_assert(kStreamSlotsMin * kWarps * 32 * 64 * sizeof(float) > shared_bytes_max(90));
+
 // Returns how many rows of logits a block holds; 0: sample_kernel serves the step. The bulk copies
 // of the kernel need rows that are aligned to 16 bytes.
 constexpr uint32_t stream_slots(uint32_t row_count, uint32_t vocabulary,

@@ -7,6 +7,8 @@
 // lists the tokens that reach the threshold; then it ranks the list. If the list is too long, or
 // might lack a token because logits round to the same log probability, the block reads the row once
 // more for each alternative.
+#include <cfloat>
+
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/sampling/sample_candidates.cuh"
 #include "kernels/sampling/token_logprobs.h"
@@ -17,6 +19,7 @@ namespace {
 constexpr uint32_t kScoreThreads = 1024;  // a row is alone on its SM in steps of few rows
 constexpr uint32_t kScoreWarps = kScoreThreads / 32;
 constexpr uint32_t kScoreListMax = 2048;
+constexpr uint32_t kScoreSumMax = 124;  // values of a thread in a WeightSum, a multiple of 4
 static_assert(kSampleTopLogprobsMax <= kScoreThreads);
 
 struct ScoreShared {
@@ -49,12 +52,23 @@ __device__ T block_join(T value, Join join, uint64_t* warps) {
   return value;
 }
 
-// Calls visit(id, logit) for the thread's tokens.
+// Calls visit(id, logit) for the thread's tokens of begin … end - 1; begin is a multiple of 4.
 template <class Visit>
-__device__ __forceinline__ void for_each_logit(const float* logits, uint32_t vocabulary,
-                                               Visit visit) {
+__device__ __forceinline__ void for_each_logit(const float* logits, uint32_t begin, uint32_t end,
+                                               bool is_aligned, Visit visit) {
+  if (!is_aligned) {
 #pragma unroll 8
-  for (uint32_t id = threadIdx.x; id < vocabulary; id += kScoreThreads) visit(id, logits[id]);
+    for (uint32_t id = begin + threadIdx.x; id < end; id += kScoreThreads) visit(id, logits[id]);
+    return;
+  }
+#pragma unroll 4
+  for (uint32_t id = begin + 4 * threadIdx.x; id < end; id += 4 * kScoreThreads) {
+    const float4 four = *reinterpret_cast<const float4*>(logits + id);
+    visit(id, four.x);
+    visit(id + 1, four.y);
+    visit(id + 2, four.z);
+    visit(id + 3, four.w);
+  }
 }
 
 // Writes the `top` tokens that rank first; returns how many there are.
@@ -92,7 +106,7 @@ __device__ __noinline__ uint32_t write_one_by_one(ScoreShared& shared, const Ran
   uint64_t next = 0;
   for (uint32_t place = 0; place < wanted.top; ++place) {
     uint64_t best = UINT64_MAX;
-    for_each_logit(wanted.logits, vocabulary, [&](uint32_t id, float logit) {
+    for_each_logit(wanted.logits, 0, vocabulary, false, [&](uint32_t id, float logit) {
       const uint32_t key = rank.key(id, logit);
       const uint64_t entry = uint64_t{key} << 32 | id;
       if (key != kNotRanked && entry >= next) best = min(best, entry);
@@ -109,7 +123,7 @@ __device__ __noinline__ uint32_t write_one_by_one(ScoreShared& shared, const Ran
 // `Output` has the functions wanted() and, for the results, write_top(place, key << 32 | token),
 // finish(logprob, top_count) and fail(status), which one thread calls.
 template <class Output>
-__global__ void __launch_bounds__(kScoreThreads)
+__global__ void __launch_bounds__(kScoreThreads, 1)
     token_logprobs_kernel(const __grid_constant__ typename Output::Args args) {
   __shared__ ScoreShared shared;
   dependent_trigger();
@@ -119,7 +133,9 @@ __global__ void __launch_bounds__(kScoreThreads)
   if (wanted.logits == nullptr) return;
 
   RunningMax seen;
-  for_each_logit(wanted.logits, args.vocabulary, [&](uint32_t, float logit) { seen.see(logit); });
+  const bool is_aligned = args.vocabulary % 4 == 0;  // float4s of logits
+  for_each_logit(wanted.logits, 0, args.vocabulary, is_aligned,
+                 [&](uint32_t, float logit) { seen.see(logit); });
   const uint32_t own_rank = rank_of(seen.key());
   const uint32_t max_rank = block_join(
       own_rank, [](uint32_t a, uint32_t b) { return max(a, b); }, shared.warps);
@@ -140,13 +156,22 @@ __global__ void __launch_bounds__(kScoreThreads)
   if (threadIdx.x == 0) shared.list_count = 0;
   __syncthreads();
 
+  // With UINT32_MAX a NaN, which no logit reaches. -infinity is never listed.
+  const float least = lists_all ? -FLT_MAX : unorder(key_of(threshold));
+  const PlainWeight weight_of(max_logit);
   uint64_t sum = 0;
-  for_each_logit(wanted.logits, args.vocabulary, [&](uint32_t id, float logit) {
-    sum += weight(math::exp_negative(math::sub(max_logit, logit)));
-    if (rank_of(order(logit)) < threshold || logit == -__builtin_inff()) return;
-    const uint32_t at = atomicAdd(&shared.list_count, 1u);
-    if (at < kScoreListMax) shared.list[at] = uint64_t{__float_as_uint(logit)} << 32 | id;
-  });
+  for (uint32_t begin = 0; begin < args.vocabulary; begin += kScoreSumMax * kScoreThreads) {
+    WeightSum part;
+    for_each_logit(wanted.logits, begin, min(begin + kScoreSumMax * kScoreThreads, args.vocabulary),
+                   is_aligned, [&](uint32_t id, float logit) {
+                     part.add(weight_of(logit));
+                     if (!(logit >= least)) return;
+                     const uint32_t at = atomicAdd(&shared.list_count, 1u);
+                     if (at < kScoreListMax)
+                       shared.list[at] = uint64_t{__float_as_uint(logit)} << 32 | id;
+                   });
+    sum += part.total();
+  }
   sum = block_join(
       sum, [](uint64_t a, uint64_t b) { return a + b; }, shared.warps);
   const RankByLogprob rank{max_logit, math::log_of_weights(sum)};
