@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -91,6 +92,30 @@ TEST(GpuHalfInput, equals_the_definition_and_has_the_same_bits_in_tiles_of_any_s
         EXPECT_TRUE(other.scales == of_16.scales) << "tiles of " << tile;
         EXPECT_TRUE(other.norms == of_16.norms) << "tiles of " << tile;
       }
+    }
+  }
+}
+
+// Steps of many tokens have blocks with half the threads.
+TEST(GpuHalfInput, has_the_same_bits_for_many_tokens) {
+  host::Random random(22);
+  constexpr uint32_t kFew = 64, kMany = 643;
+  for (const uint32_t cols : {64u, 300u, 576u, 896u, 1024u, 1028u}) {
+    SCOPED_TRACE(cols);
+    const std::vector<float> x = random.normals(size_t{kMany} * cols, 3.0f);
+    const std::vector<float> norm = random.normals(cols, 1.0f);
+    const kernels::InputOrder order = kernels::InputOrder::kNested;
+    const Converted all = convert(x, norm, kMany, 128, order);
+    const uint32_t depth = (cols + 255) / 256 * 256;
+    for (uint32_t first = 0; first < kMany; first += kFew) {
+      const uint32_t count = std::min(kFew, kMany - first);
+      const std::vector<float> part(&x[size_t{first} * cols],
+                                    &x[size_t{first} * cols] + count * cols);
+      const Converted few = convert(part, norm, count, 64, order);
+      const auto* const halves = &all.halves[size_t{first} * depth];
+      EXPECT_TRUE(std::equal(few.halves.begin(), few.halves.end(), halves)) << first;
+      EXPECT_TRUE(std::equal(few.scales.begin(), few.scales.end(), &all.scales[first])) << first;
+      EXPECT_TRUE(std::equal(few.norms.begin(), few.norms.end(), &all.norms[first])) << first;
     }
   }
 }
