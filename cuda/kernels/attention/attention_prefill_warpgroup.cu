@@ -15,6 +15,8 @@
 // query, position and pages; of a divided item it also depends on where the partitions end, so
 // there are none with batch invariance. In shared memory, a panel has 64 elements (128 bytes) of
 // each row r; its 16-byte chunk c is in place c ^ (r % 8).
+#include <atomic>
+
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_operand.cuh"
 #include "kernels/attention/attention_prefill.h"
@@ -813,16 +815,24 @@ bool has_instance(uint32_t head_length) {
 
 }  // namespace
 
-// Returns whether this program has code for sm_90a. Otherwise the kernels are empty and need few
-// registers.
-bool has_warpgroup_code() {
-  static const bool has = [] {
-    cudaFuncAttributes attributes{};
-    const cudaError_t status =
-        cudaFuncGetAttributes(&attributes, attention_warpgroup_kernel<128, KvFormat::kF16, false>);
-    constexpr int kEmptyRegistersMax = 64;
-    return status == cudaSuccess && attributes.numRegs > kEmptyRegistersMax;
-  }();
+// Without code for sm_90a the kernels are empty and need few registers.
+bool has_warpgroup_code(int32_t* error) {
+  constexpr int kEmptyRegistersMax = 64;
+  enum : int32_t { kUnknown, kHasCode, kHasNone };
+  static std::atomic<int32_t> known{kUnknown};
+  if (error != nullptr) *error = cudaSuccess;
+  if (const int32_t answer = known.load(std::memory_order_relaxed); answer != kUnknown)
+    return answer == kHasCode;
+  cudaFuncAttributes attributes{};
+  const cudaError_t status =
+      cudaFuncGetAttributes(&attributes, attention_warpgroup_kernel<128, KvFormat::kF16, false>);
+  if (status != cudaSuccess) (void)cudaGetLastError();
+  if (status != cudaSuccess && !means_no_code(status)) {
+    if (error != nullptr) *error = status;
+    return false;
+  }
+  const bool has = status == cudaSuccess && attributes.numRegs > kEmptyRegistersMax;
+  known.store(has ? kHasCode : kHasNone, std::memory_order_relaxed);
   return has;
 }
 

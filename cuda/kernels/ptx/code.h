@@ -14,11 +14,24 @@ constexpr int32_t usable_capability(int32_t device, int32_t code) {
   return device < 120 ? 80 : 86;
 }
 
-// Returns usable_capability of the current device; 0 if there is no code for it.
-int32_t launch_capability();
+// Returns whether an error of the CUDA runtime means that the program has no code for the device.
+// Other errors, for example cudaErrorMemoryAllocation on a full device, do not tell.
+constexpr bool means_no_code(int32_t error) {
+  return error == 98       // cudaErrorInvalidDeviceFunction
+         || error == 209   // cudaErrorNoKernelImageForDevice
+         || error == 221   // cudaErrorJitCompilerNotFound
+         || error == 222   // cudaErrorUnsupportedPtxVersion
+         || error == 223;  // cudaErrorJitCompilationDisabled
+}
+
+// Returns usable_capability of the current device; 0 if there is no code for it or the driver
+// cannot tell. *error, if it is given, receives the error of the CUDA runtime in the latter case,
+// otherwise 0.
+int32_t launch_capability(int32_t* error = nullptr);
 
 // Returns whether the code for the current device, of capability 9.0, was compiled for sm_90a,
-// which WGMMA needs. Determined from the kernels of attention_prefill_warpgroup.cu.
-bool has_warpgroup_code();
+// which WGMMA needs. Determined from the kernels of attention_prefill_warpgroup.cu. *error as in
+// launch_capability; after an error, the next call asks the driver again.
+bool has_warpgroup_code(int32_t* error = nullptr);
 
 }  // namespace wcuda::kernels

@@ -47,13 +47,18 @@ Result<std::shared_ptr<Backend>> CudaBackend::open(int32_t ordinal) {
 
 Status CudaBackend::prepare() {
   WCUDA_ENTER_DEVICE();
-  description_.launch_capability = kernels::launch_capability();
+  // A device that fails here, for example because it is full, must not be taken for one without
+  // code: the host would take its place.
+  int32_t error = cudaSuccess;
+  description_.launch_capability = kernels::launch_capability(&error);
+  WCUDA_TRY(check(static_cast<cudaError_t>(error), "cudaFuncGetAttributes"));
   if (launch_capability() == 0)
     return Status::error(
         WCUDA_NO_DEVICE, "no CUDA device: this build has no code for '%s' (capability %d.%d)",
         caps().name, caps().compute_capability_major, caps().compute_capability_minor);
-  (void)nvml_health(caps().pci_bus_id);  // opened now: the first report is as fast as others
-  (void)kernels::has_warpgroup_code();   // asked while the device is current, and kept
+  (void)nvml_health(caps().pci_bus_id);       // opened now: the first report is as fast as others
+  (void)kernels::has_warpgroup_code(&error);  // asked while the device is current, and kept
+  WCUDA_TRY(check(static_cast<cudaError_t>(error), "cudaFuncGetAttributes"));
   WCUDA_ASSIGN(main_stream_, make_stream(0));
   WCUDA_ASSIGN(memory_stream_, make_stream(0));
   WCUDA_ASSIGN(order_event_, make_event(cudaEventDisableTiming));

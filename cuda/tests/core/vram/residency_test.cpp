@@ -242,6 +242,16 @@ TEST(DeviceLimits, older_code_is_launched_as_on_a_device_of_its_time) {
   EXPECT_EQ(usable_capability(120, 89), 86);  // has no more shared memory than that
 }
 
+// A full device, or one that fails, is not one without code.
+TEST(DeviceLimits, few_errors_mean_that_there_is_no_code) {
+  using kernels::means_no_code;
+  constexpr int32_t kSuccess = 0, kMemoryAllocation = 2, kNoKernelImageForDevice = 209,
+                    kIllegalAddress = 700;
+  EXPECT_TRUE(means_no_code(kNoKernelImageForDevice));
+  for (const int32_t error : {kSuccess, kMemoryAllocation, kIllegalAddress})
+    EXPECT_FALSE(means_no_code(error)) << error;
+}
+
 TEST(DeviceLimits, a_cuda_device_needs_capability_and_memory) {
   wcuda_device_caps caps = WCUDA_DEVICE_CAPS_INIT;
   caps.backend = WCUDA_BACKEND_CUDA;

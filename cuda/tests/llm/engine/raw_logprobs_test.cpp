@@ -30,6 +30,7 @@ class RawLogprobs : public testing::EngineFixture {
  protected:
   void SetUp() override {
     EngineFixture::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
     for (uint32_t token = 0; token < vocabulary_; ++token)
       if (token % 3 == 0) mask_[token / 32] |= 1u << token % 32;
   }

@@ -34,6 +34,7 @@ class TokenLogprobs : public testing::EngineFixture {
  protected:
   void SetUp() override {
     EngineFixture::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
     for (int32_t i = 0; i < 40; ++i)
       prompt_.push_back((i * 37 + 5) % static_cast<int32_t>(vocabulary_));
     logprobs_.resize(96);
