@@ -15,7 +15,7 @@ constexpr int32_t usable_capability(int32_t device, int32_t code) {
 }
 
 // Returns whether an error of the CUDA runtime means that the program has no code for the device.
-// Other errors, for example cudaErrorMemoryAllocation on a full device, do not tell.
+// Other errors, for example cudaErrorMemoryAllocation on a full device, leave that open.
 constexpr bool means_no_code(int32_t error) {
   return error == 98       // cudaErrorInvalidDeviceFunction
          || error == 209   // cudaErrorNoKernelImageForDevice
@@ -25,7 +25,7 @@ constexpr bool means_no_code(int32_t error) {
 }
 
 // Returns usable_capability of the current device; 0 if there is no code for it or the driver
-// cannot tell. *error, if it is given, receives the error of the CUDA runtime in the latter case,
+// fails. *error, if it is given, receives the error of the CUDA runtime in the latter case,
 // otherwise 0.
 int32_t launch_capability(int32_t* error = nullptr);
 
