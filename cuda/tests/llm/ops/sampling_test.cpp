@@ -523,9 +523,36 @@ TEST(CheckSampling, names_the_field_and_the_value) {
   EXPECT_EQ(code_of([](S& s) { s.top_logprobs = 6; }), WCUDA_LIMIT_EXCEEDED);
   EXPECT_EQ(code_of([](S& s) { s.bias_count = 1; }), WCUDA_INVALID_ARGUMENT);
 
-  Sampling sampling;
-  sampling.top_p = 1.5f;
-  EXPECT_STREQ(check_sampling(sampling, 100, 5).message(), "sampling: top_p is 1.5, not in [0, 1]");
+  // Ranges include their ends.
+  EXPECT_EQ(code_of([](S& s) { s.top_p = s.min_p = s.typical_p = 1.0f; }), WCUDA_OK);
+  EXPECT_EQ(code_of([](S& s) { s.temperature = std::numeric_limits<float>::max(); }), WCUDA_OK);
+
+  const auto message_of = [](auto change) {
+    Sampling sampling;
+    change(sampling);
+    return std::string(check_sampling(sampling, 100, 5).message());
+  };
+  EXPECT_EQ(message_of([](S& s) { s.top_p = 1.5f; }), "sampling: top_p is 1.5, not in [0, 1]");
+  EXPECT_EQ(message_of([](S& s) { s.repetition_penalty = -2.0f; }),
+            "sampling: repetition_penalty is -2, not in [0, infinity)");
+  EXPECT_EQ(message_of([](S& s) { s.penalty_last_n = 4097; }),
+            "sampling: penalty_last_n is 4097, at most 4096");
+}
+
+TEST(CheckSampling, refuses_to_report_log_probabilities_that_are_left_out) {
+  const auto check = [](bool has_raw_logprobs, uint32_t top_logprobs) {
+    Sampling sampling;
+    sampling.omits_logprob = 1;
+    sampling.has_raw_logprobs = has_raw_logprobs;
+    sampling.top_logprobs = top_logprobs;
+    return check_sampling(sampling, 100, 5);
+  };
+  EXPECT_TRUE(check(false, 0).ok());
+  EXPECT_EQ(check(true, 0).code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(check(false, 1).code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(check(true, 1).message(),
+               "sampling: WCUDA_SAMPLING_NO_LOGPROB with top_logprobs 1 and RAW_LOGPROBS 1, both "
+               "must be 0");
 }
 
 TEST(CheckSampling, refuses_bad_bias_entries) {
@@ -546,6 +573,17 @@ TEST(CheckSampling, refuses_bad_bias_entries) {
   EXPECT_EQ(code_of({2}, {kNan}), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(code_of({2}, {kInf}), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(code_of({0, 1, 2, 3, 0}, {1, 1, 1, 1, 1}), WCUDA_INVALID_ARGUMENT);
+  Sampling half;
+  half.bias_count = 1;
+  const float value = 1.0f;
+  half.bias_values = &value;
+  EXPECT_STREQ(check_sampling(half, 4, 0).message(),
+               "sampling: bias_count is 1 but bias_tokens is NULL");
+  const int32_t token = 1;
+  half.bias_tokens = &token;
+  half.bias_values = nullptr;
+  EXPECT_STREQ(check_sampling(half, 4, 0).message(),
+               "sampling: bias_count is 1 but bias_values is NULL");
   EXPECT_STREQ(check({0, 4}, {1, 1}).message(),
                "sampling: bias_tokens[1] is 4, the vocabulary has 4 tokens");
   EXPECT_STREQ(check({2, 2}, {1, 1}).message(), "sampling: bias_tokens[1] repeats token 2");
