@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bench/device_limits.h"
+#include "bench/graph_seconds.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/step/step.h"
 #include "llm/ops/sampling.h"
@@ -109,32 +110,14 @@ struct Device {
 // Microseconds of one launch, minimum and median of `repeats` graphs.
 void measure(const SampleArgs& args, wcuda::kernels::Launch launch, int repeats, double* least,
              double* median) {
-  CHECK(cudaStreamBeginCapture(launch.stream, cudaStreamCaptureModeThreadLocal));
-  for (uint32_t i = 0; i < kLaunches; ++i) CHECK(wcuda::kernels::sample(args, launch));
-  cudaGraph_t graph;
-  CHECK(cudaStreamEndCapture(launch.stream, &graph));
-  cudaGraphExec_t exec;
-  CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t start, end;
-  CHECK(cudaEventCreate(&start));
-  CHECK(cudaEventCreate(&end));
-  std::vector<double> times;
-  for (int i = 0; i < repeats + 2; ++i) {
-    CHECK(cudaEventRecord(start, launch.stream));
-    CHECK(cudaGraphLaunch(exec, launch.stream));
-    CHECK(cudaEventRecord(end, launch.stream));
-    CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    CHECK(cudaEventElapsedTime(&ms, start, end));
-    if (i >= 2) times.push_back(1e3 * ms / kLaunches);
-  }
-  std::sort(times.begin(), times.end());
-  *least = times[0];
-  *median = times[times.size() / 2];
-  CHECK(cudaEventDestroy(start));
-  CHECK(cudaEventDestroy(end));
-  CHECK(cudaGraphExecDestroy(exec));
-  CHECK(cudaGraphDestroy(graph));
+  const std::vector<double> seconds = wcuda::bench::graph_seconds(
+      launch.stream, repeats,
+      [&] {
+        for (uint32_t i = 0; i < kLaunches; ++i) CHECK(wcuda::kernels::sample(args, launch));
+      },
+      [](cudaError_t of_graph) { CHECK(of_graph); });
+  *least = 1e6 * seconds[0] / kLaunches;
+  *median = 1e6 * seconds[seconds.size() / 2] / kLaunches;
 }
 
 // The host draws the same token from the last row.
