@@ -47,7 +47,12 @@ fn golden() -> (Vec<u32>, Vec<Vec<f64>>) {
 }
 
 fn body(prompt: &[u32], more: Value) -> Value {
-    let mut body = json!({ "model": "tiny", "prompt": prompt, "temperature": 0, "max_tokens": 1 });
+    let body = json!({ "model": "tiny", "prompt": prompt, "temperature": 0, "max_tokens": 1 });
+    with(body, &more)
+}
+
+/// The body with more fields, or other values of those it has.
+fn with(mut body: Value, more: &Value) -> Value {
     for (name, value) in more.as_object().expect("an object") {
         body[name] = value.clone();
     }
@@ -67,10 +72,8 @@ fn of_a_token_are_the_models_whatever_bias_and_penalties_do() {
         json!({ "logit_bias": { "40": 100 } }),
         json!({ "logit_bias": { "40": 100 }, "presence_penalty": 2, "temperature": 0.7 }),
     ] {
-        let mut body = body(&tokens, json!({ "logprobs": 20, "return_token_ids": true }));
-        for (name, value) in more.as_object().expect("an object") {
-            body[name] = value.clone();
-        }
+        let body = body(&tokens, json!({ "logprobs": 20, "return_token_ids": true }));
+        let body = with(body, &more);
 
         let answer = served.post(PATH, &body).ok();
 
@@ -137,10 +140,7 @@ fn the_best_of_several_choices_has_the_most_probable_tokens_whether_or_not_they_
     let sampled = json!({ "temperature": 1.5, "max_tokens": 8, "seed": 4, "ignore_eos": true,
                           "return_token_ids": true });
     let ask = |more: Value| {
-        let mut body = body(&tokens, sampled.clone());
-        for (name, value) in more.as_object().expect("an object") {
-            body[name] = value.clone();
-        }
+        let body = with(body(&tokens, sampled.clone()), &more);
         let answer = served.post(PATH, &body).ok();
         answer["choices"].as_array().expect("choices").clone()
     };

@@ -256,8 +256,7 @@ fn best_of(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), ApiEr
         return Err(ApiError::invalid("best_of", "best_of cannot be streamed"));
     }
     if best_of > parameters.choices {
-        parameters.request.sampling.raw_logprobs = true;
-        parameters.request.sampling.no_logprob = false;
+        parameters.compute_logprobs();
     }
     parameters.request.choices = best_of;
     Ok(())

@@ -125,7 +125,7 @@ impl Parameters {
         fields.only("modalities", &[json!(["text"])])?;
         let mut request = Request::new(Prompt::Tokens(Vec::new()));
         request.sampling = sampling(fields, app)?;
-        request.sampling.no_logprob = true; // unless the caller asks for it
+        request.sampling.no_logprob = true; // see compute_logprobs
         request.max_tokens = max_tokens(fields, app, least_tokens)?;
         request.min_tokens = fields.integer("min_tokens", TOKENS)?.unwrap_or(0) as u32;
         request.stop = stop(fields)?;
@@ -161,10 +161,15 @@ impl Parameters {
             return Err(ApiError::invalid(name, message));
         }
         self.request.sampling.top_logprobs = top as u32;
-        self.request.sampling.raw_logprobs = true;
-        self.request.sampling.no_logprob = false;
+        self.compute_logprobs();
         self.logprobs = Some(top as u32);
         Ok(())
+    }
+
+    /// Has the log probabilities of the model computed, reported or not.
+    pub fn compute_logprobs(&mut self) {
+        self.request.sampling.raw_logprobs = true;
+        self.request.sampling.no_logprob = false;
     }
 }
 
