@@ -235,8 +235,6 @@ TEST_P(RawLogprobs, can_be_left_out_without_another_token) {
   for (uint32_t which = 0; which < 2 * kCombinations; ++which) {
     wcuda_sampling with = sampling(which % kCombinations, 0);
     with.top_logprobs = 0;
-    with.mask = nullptr;  // of the drafts there would be more
-    with.mask_words = 0;
     if (with.temperature != 0.0f) with.temperature = which % 3 == 0 ? 1.0f : 0.7f;
     if (which % 4 == 0) with.top_p = 0.8f;
     wcuda_sampling without = with;
